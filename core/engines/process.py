@@ -2,14 +2,12 @@
 (docs/contributing/engine.md).
 """
 
-from __future__ import annotations
-
 import os
 import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import numpy as np
@@ -56,7 +54,7 @@ class EngineDescription(msgspec.Struct, frozen=True, rename={"shows_modules": "m
     refuses: tuple[Refusal, ...] = ()
 
     @classmethod
-    def of(cls, name: str, hello: Mapping[str, Any]) -> EngineDescription:
+    def of(cls, name: str, hello: Mapping[str, Any]) -> Self:
         """Read the adapter's first frame; CaptureError if it is not one of version 2."""
         if hello.get("type") != "hello" or hello.get("protocol") != PROTOCOL:
             version = clean(hello.get("protocol"))
@@ -146,7 +144,7 @@ class EngineProcess:
         self.hello = self._next()[0]
         self.about: dict[str, Any] = {}  # what it said of the model that it loaded
 
-    def __enter__(self) -> EngineProcess:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -2,8 +2,6 @@
 interpreter.
 """
 
-from __future__ import annotations
-
 import atexit
 import json
 import os
@@ -27,17 +25,16 @@ _RUNNING = 2  # processes that stay up, one per side
 
 @dataclass(frozen=True)
 class EngineLocation:
-    """Interpreter that has an engine, its adapter, and the folder of dumps that it replays, "" if
-    it computes.
+    """Interpreter that has an engine, its adapter, and the adapter's arguments: a folder of dumps
+    that it replays.
     """
 
     python: str
     adapter: Path
-    folder: str = ""
+    arguments: tuple[str, ...] = ()
 
     def start(self, name: str, **more: Any) -> EngineProcess:
-        arguments = [self.folder] if self.folder else []
-        return EngineProcess(name, self.python, self.adapter, arguments, **more)
+        return EngineProcess(name, self.python, self.adapter, self.arguments, **more)
 
 
 # A prefix, as an adapter's folder is on its path: `vllm.py` would be imported in place of vLLM.
@@ -97,7 +94,7 @@ def location_of(name: str) -> EngineLocation:
 def _location(name: str, place: str) -> EngineLocation:
     if Path(place).is_dir():
         replay = ADAPTERS / "replay_dump.py"
-        return EngineLocation(sys.executable, replay, str(Path(place).resolve()))
+        return EngineLocation(sys.executable, replay, (str(Path(place).resolve()),))
     python, comma, adapter = place.partition(",")
     if not comma and name not in ADAPTER_OF:
         raise UsageError(
@@ -116,14 +113,14 @@ def describe(name: str) -> EngineDescription:
     One that is not installed is not cached: it may be installed later.
     """
     location = location_of(name)
-    if (name, location) not in _descriptions:
-        # a hello loads no model, so it comes soon or never
-        with location.start(name, quiet_seconds=60) as process:
-            about = EngineDescription.of(name, process.hello)
-        if not about.is_here:
-            return about
+    if (name, location) in _descriptions:
+        return _descriptions[name, location]
+    # a hello loads no model, so it comes soon or never
+    with location.start(name, quiet_seconds=60) as process:
+        about = EngineDescription.of(name, process.hello)
+    if about.is_here:
         _descriptions[name, location] = about
-    return _descriptions[name, location]
+    return about
 
 
 def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
@@ -138,7 +135,6 @@ def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
                 _running.popitem(last=False)[1].end()
             process = location.start(name)
             try:
-                EngineDescription.of(name, process.hello)
                 process.load(request)
             except BaseException:
                 # also after Ctrl-C: nobody else would end the process
@@ -147,14 +143,6 @@ def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
         # as the latest, so that it is the last to be ended
         _running[key] = process
         return process
-
-
-def drop(process: EngineProcess) -> None:
-    """End a process that stopped inside a prompt: it would send rows of that prompt next."""
-    with _lock:
-        for key in [key for key, other in _running.items() if other is process]:
-            del _running[key]
-    process.end()
 
 
 @atexit.register
@@ -180,6 +168,13 @@ def _row(name: str) -> dict[str, Any]:
         about = describe(name)
     except (CaptureError, UsageError) as error:
         return row | {"note": str(error)}
-    row |= {"engine": about.engine, "version": about.version, "is_here": about.is_here}
-    row |= {"python": location_of(name).python, "dtypes": list(about.dtypes)}
-    return row | {"bases": about.syntax("base"), "modifiers": about.syntax("modifier")}
+    return row | {
+        "engine": about.engine,
+        # what is not installed has no version
+        "version": about.version if about.is_here else "",
+        "is_here": about.is_here,
+        "python": location_of(name).python,
+        "dtypes": list(about.dtypes),
+        "bases": about.syntax("base"),
+        "modifiers": about.syntax("modifier"),
+    }

@@ -5,8 +5,6 @@ A row of an operation is one element of the batch axis; its result depends on it
 all rows share.
 """
 
-from __future__ import annotations
-
 import hashlib
 import re
 import time
@@ -14,7 +12,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import numpy as np
 import torch
@@ -42,29 +39,38 @@ _INPUT_BYTES = 128 << 20
 # per row.
 _ELEMENTS = 2048  # of a comparison, at least
 _MOST_ROWS = 16  # tried as row 0 to reach them
+# figures of a call that differs, by which calls are ordered
+_WORST = ("worst_neq", "worst_max_ulps", "worst_batch", "worst_call", "worst_elements")
 _REFUSALS = (RuntimeError, NotImplementedError, TypeError, ValueError)
+
+
+Size = tuple[int, ...]
+"""Numbers of the axes of an operation."""
 
 
 @dataclass(frozen=True)
 class Operation:
-    """A torch operation. words: a size in words; rows, shared: axes of its inputs; modules: of a
-    model.
+    """A torch operation. words: a size in words; rows, shared: axes of its inputs, `m k, k n` of
+    two; modules: of a model.
     """
 
     name: str
     words: str
-    rows: tuple[str, ...]
-    shared: tuple[str, ...]
+    rows: str
+    shared: str
     run: Callable[..., Tensor]
-    sizes: tuple[tuple[int, ...], ...]
+    sizes: tuple[Size, ...]
     backend: str = ""
     is_on_cpu: bool = True
     modules: str = ""
 
-    def axes(self, numbers: tuple[int, ...]) -> dict[str, int]:
+    def axes(self, numbers: Size) -> dict[str, int]:
         """Return the axes of a size by name."""
         names = re.findall(r"{(\w)}", self.words)
         return dict(zip(names, numbers, strict=True))
+
+
+Probes = tuple[tuple[Operation, Size], ...]
 
 
 def _add_into(x: Tensor, places: Tensor, name: str) -> Tensor:
@@ -103,80 +109,80 @@ OPERATIONS = (
     Operation(
         "mm",
         _TO,
-        ("k",),
-        ("k n",),
+        "k",
+        "k n",
         torch.mm,
         (*_SQUARES, (4096, 4096)),
     ),
     Operation(
         "addmm",
         _TO,
-        ("k",),
-        ("k n", "n"),
+        "k",
+        "k n, n",
         lambda x, w, b: torch.addmm(b, x, w),
         (*_SQUARES, (4096, 1024)),
     ),
     Operation(
         "linear",
         _TO,
-        ("k",),
-        ("n k",),
+        "k",
+        "n k",
         functional.linear,
         (*_SQUARES, (1024, 4096)),
     ),
     Operation(
         "bmm",
         "{m} x {k} by {n}",
-        ("m k", "k n"),
-        (),
+        "m k, k n",
+        "",
         torch.bmm,
         _BMM,
     ),
     Operation(
         "sum",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.sum(-1, keepdim=True),
         _SUMS,
     ),
     Operation(
         "mean",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.mean(-1, keepdim=True),
         _SUMS[:3],
     ),
     Operation(
         "softmax",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.softmax(-1),
         _WIDTHS,
     ),
     Operation(
         "log_softmax",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.log_softmax(-1),
         _WIDTHS,
     ),
     Operation(
         "rms_norm",
         _WIDE,
-        ("w",),
-        ("w",),
+        "w",
+        "w",
         lambda x, g: functional.rms_norm(x, x.shape[1:], g),
         _NORMS,
     ),
     Operation(
         "layer_norm",
         _WIDE,
-        ("w",),
-        ("w", "w"),
+        "w",
+        "w, w",
         lambda x, g, b: functional.layer_norm(x, x.shape[1:], g, b),
         _NORMS,
     ),
@@ -184,8 +190,8 @@ OPERATIONS = (
         Operation(
             "sdpa",
             _HEADS,
-            ("h q d", "h k d", "h k d"),
-            (),
+            "h q d, h k d, h k d",
+            "",
             partial(_attend, backend=SDPA[name]),
             _HEAD_SIZES,
             backend=name,
@@ -196,8 +202,8 @@ OPERATIONS = (
     Operation(
         "cumsum",
         _WIDE,
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.cumsum(-1),
         _SUMS[1:],
     ),
@@ -205,8 +211,8 @@ OPERATIONS = (
         Operation(
             name,
             _INTO,
-            ("w",),
-            ("p",),
+            "w",
+            "p",
             partial(_add_into, name=name),
             _ADDED,
         )
@@ -215,8 +221,8 @@ OPERATIONS = (
     Operation(
         "topk",
         "20 of {w}",
-        ("w",),
-        (),
+        "w",
+        "",
         lambda x: x.topk(20, dim=-1).values,
         _WIDTHS[1:],
     ),
@@ -237,8 +243,8 @@ def linear_operations(model: nn.Module) -> tuple[Operation, ...]:
         modules.setdefault(shape, {})[name.rsplit(".", 1)[-1]] = None
     operations = []
     for (*size, has_bias), names in modules.items():
-        name, shared = ("linear with bias", ("n k", "n")) if has_bias else ("linear", ("n k",))
-        about = name, _TO, ("k",), shared, functional.linear, (tuple(size),)
+        name, shared = ("linear with bias", "n k, n") if has_bias else ("linear", "n k")
+        about = name, _TO, "k", shared, functional.linear, (tuple(size),)
         operations.append(Operation(*about, modules=", ".join(names)))
     return tuple(operations)
 
@@ -251,7 +257,7 @@ class ProbePlan:
 
     device: torch.device
     dtypes: tuple[str, ...]
-    probes: tuple[tuple[Operation, tuple[int, ...]], ...]
+    probes: Probes
     repeats: int = 20
     is_quick: bool = False
     seconds_each: float = 1.0
@@ -262,11 +268,10 @@ def probes_of(
     names: Sequence[str],
     is_quick: bool,
     of_model: Sequence[Operation] = (),
-    table: Sequence[Operation] = OPERATIONS,
-) -> tuple[tuple[Operation, tuple[int, ...]], ...]:
+) -> Probes:
     """Return (operation, size) of all probes, each once. names: of operations, empty for all."""
     probes = {}
-    for operation in (*table, *of_model):
+    for operation in (*OPERATIONS, *of_model):
         is_named = not names or operation.name in names or operation in of_model
         if is_named and (operation.is_on_cpu or device.type != "cpu"):
             for size in operation.sizes[:2] if is_quick else operation.sizes:
@@ -288,7 +293,7 @@ def probe_all(
     on_progress("probed", len(probes), len(probes), "probes")
 
 
-def probe(operation: Operation, size: tuple[int, ...], dtype: str, plan: ProbePlan) -> OpRow:
+def probe(operation: Operation, size: Size, dtype: str, plan: ProbePlan) -> OpRow:
     """Probe one operation in one dtype and size.
 
     The row has a refusal if torch does not support it.
@@ -316,7 +321,7 @@ class _Probe:
     def __init__(
         self,
         operation: Operation,
-        size: tuple[int, ...],
+        size: Size,
         fmt: FloatFormat,
         plan: ProbePlan,
     ) -> None:
@@ -324,15 +329,15 @@ class _Probe:
         self._format = fmt
         self._plan = plan
         axes = operation.axes(size)
-        rows, shared = (
-            [[axes[axis] for axis in each.split()] for each in inputs]
-            for inputs in (operation.rows, operation.shared)
-        )
-        row_bytes = 4 * sum(map(prod, rows))
+
+        def shapes(inputs: str) -> list[list[int]]:
+            each_input = inputs.split(", ") if inputs else ()
+            return [[axes[axis] for axis in each.split()] for each in each_input]
+
+        rows = shapes(operation.rows)
+        most = max(1, _INPUT_BYTES // (4 * sum(map(prod, rows))))
         batches = _BATCHES if plan.is_quick else (*_BATCHES, *_MORE_BATCHES)
-        self._batches = [
-            batch for batch in batches if batch == 1 or batch * row_bytes <= _INPUT_BYTES
-        ]
+        self._batches = [batch for batch in batches if batch <= most]
         seed = hashlib.sha256(f"{operation.name} {size}".encode()).digest()
         draws = np.random.default_rng(list(seed))
 
@@ -342,7 +347,7 @@ class _Probe:
             return torch.from_numpy(numbers).to(plan.device, getattr(torch, fmt.name))
 
         self._rows = [values(max(self._batches) + _MOST_ROWS - 1, *shape) for shape in rows]
-        self._shared = [values(*shape) for shape in shared]
+        self._shared = [values(*shape) for shape in shapes(operation.shared)]
 
     def figures(self) -> OpRow:
         figures, row_bits = self._repeats()
@@ -356,19 +361,26 @@ class _Probe:
         for batch, bits in row_bits.items():
             others = [own_bits(self._call(row, batch)[0]).ravel() for row in range(1, count)]
             row_bits[batch] = np.concatenate([bits, *others])
-        classes = self._classes(row_bits)
-        positions = [
-            self._positions(batch) for batch in _POSITION_BATCHES if batch <= max(row_bits)
-        ]
+        # batch sizes with equal bits, that of batch 1 first, with the distance to it
+        classes: list[OpRow] = []
+        for digest, batches in _equal(row_bits.items()).items():
+            neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
+            classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
+        # indices of a batch of copies of one row, in groups of equal bits
+        positions: list[OpRow] = []
+        for batch in _POSITION_BATCHES:
+            if batch <= max(row_bits):
+                copies = [rows[:1].repeat_interleave(batch, 0) for rows in self._rows]
+                groups = _equal(enumerate(bits_of(self._run(*copies, *self._shared))))
+                positions.append({"batch": batch, "groups": list(groups.values())})
+        is_position_invariant = all(len(each["groups"]) == 1 for each in positions)
         return figures | {
             "rows_tried": count,
             "is_batch_invariant": len(classes) == 1,
             "batch_classes": classes,
             "batch_neq": max(each["neq"] for each in classes),
             "batch_max_ulps": max(each["max_ulps"] for each in classes),
-            "is_position_invariant": all(len(each["groups"]) == 1 for each in positions)
-            if positions
-            else None,
+            "is_position_invariant": is_position_invariant if positions else None,
             "row_positions": positions,
         }
 
@@ -388,8 +400,7 @@ class _Probe:
         """
         row_bits: dict[int, Bits] = {}
         calls = differing = 0
-        # elements, ULPs, batch size, call, elements in all
-        worst = (0, 0, 0, 0, 0)
+        worst = (0,) * len(_WORST)
         note = ""
         ends = time.monotonic() + self._plan.seconds_each
         for batch in self._batches:
@@ -416,29 +427,9 @@ class _Probe:
             "calls": calls,
             "differing_calls": differing,
             "note": note,
-            "worst_neq": worst[0],
-            "worst_max_ulps": worst[1],
-            "worst_batch": worst[2],
-            "worst_call": worst[3],
-            "worst_elements": worst[4],
+            **dict(zip(_WORST, worst, strict=True)),
         }
         return columns, row_bits
-
-    def _classes(self, row_bits: dict[int, Bits]) -> list[dict[str, Any]]:
-        """Return the classes of batch sizes with equal bits, that of batch 1 first, with the
-        distance to it.
-        """
-        classes = []
-        for digest, batches in _equal(row_bits.items()).items():
-            neq, max_ulps = self._distance(row_bits[1], row_bits[batches[0]])
-            classes.append({"batches": batches, "digest": digest, "neq": neq, "max_ulps": max_ulps})
-        return classes
-
-    def _positions(self, batch: int) -> dict[str, Any]:
-        """Return the indices of a batch of copies of one row, in groups of equal bits."""
-        copies = [rows[:1].repeat(batch, *[1] * (rows.ndim - 1)) for rows in self._rows]
-        rows = bits_of(self._run(*copies, *self._shared))
-        return {"batch": batch, "groups": list(_equal(enumerate(rows)).values())}
 
     def _distance(self, a: Bits, b: Bits) -> tuple[int, int]:
         """Return (differing elements, largest distance in ULPs over those finite on both sides)."""

@@ -1,7 +1,5 @@
 """CTranslate2 as an engine: a transformers folder, converted by its own converter."""
 
-from __future__ import annotations
-
 import tempfile
 
 import numpy as np
@@ -20,6 +18,8 @@ from ulpscope_engine import (
 COMPUTE = ["float32", "int8_float32", "bfloat16", "int8_bfloat16", "float16", "int8_float16"]
 HELLO = {
     "engine": "CTranslate2",
+    "version": version_of("ctranslate2"),
+    "is_here": all(map(is_installed, ("ctranslate2", "torch", "transformers"))),
     "dtypes": ["float32", "bfloat16", "float16"],
     "logits": "float32",
     "bases": {"prefill": {}},
@@ -72,6 +72,4 @@ def load(request):
     return {"vocab": vocab, "parts": parts_in(kind, accumulation="float32")}, run
 
 
-if __name__ == "__main__":
-    is_here = all(map(is_installed, ("ctranslate2", "torch", "transformers")))
-    serve(dict(HELLO, version=version_of("ctranslate2"), is_here=is_here), load)
+serve(HELLO, load)

@@ -1,7 +1,5 @@
 """ONNX Runtime GenAI as an engine: a graph of its builder, or the folder's own, on a CPU."""
 
-from __future__ import annotations
-
 import json
 import mmap
 import os
@@ -14,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from adapter_ort import LEVELS, require
 from ulpscope_engine import (
+    BASES,
     BATCH,
     THREADS,
     Refused,
@@ -30,6 +29,8 @@ PRECISIONS = {"f32": "fp32", "int8": "int8", "int4": "int4"}  # as the builder c
 ACCURACY = {"f32": 1, "int8": 4}  # accuracy_level of MatMulNBits
 HELLO = {
     "engine": "ONNX Runtime GenAI",
+    "version": version_of("onnxruntime-genai"),
+    "is_here": is_installed("onnxruntime_genai"),
     "dtypes": ["float32"],
     "logits": "float32",
     "modules": True,
@@ -46,13 +47,7 @@ HELLO = {
             "says": "activations:int8 needs quantized matrices; add weights:int8 or weights:int4",
         },
     ],
-    "bases": {
-        "prefill": {},
-        "decode": {},
-        "chunked": {"least": 1},
-        # the first N tokens' keys and values from an earlier call, rewound
-        "reuse": {"least": 1},
-    },
+    "bases": BASES,
     "modifiers": {
         "weights": modifier(
             "type of the matrices",
@@ -199,41 +194,30 @@ def show(path, modules, decoder):
     model = onnx.load(path, load_external_data=False)
     # an output that a node leaves out has the empty name
     outputs = {output for node in model.graph.node for output in node.output} - {""}
-    norms = {node.output[0]: node for node in model.graph.node if "LayerNorm" in node.op_type}
+    nodes = [node for node in model.graph.node if node.op_type.startswith("Skip")]
+    # norms that can give the sum too, which nothing uses after the last block
+    norms = {node.output[0]: node for node in nodes if len(node.output) == 1}
     count = decoder["num_hidden_layers"]
     last = f"/model/layers.{count}/final_norm_layernorm"
-    of_model = {
-        "model.embed_tokens": "/model/embed_tokens/Gather/output_0",
-        "model.norm": f"{last}/output_0",
+    slices = {
+        "model.embed_tokens": ("/model/embed_tokens/Gather/output_0", 0, None),
+        "model.norm": (f"{last}/output_0", 0, None),
     }
-    slices = {}
-    for module in modules:
-        start, _, rest = module.partition("model.layers.")
-        block, _, part = rest.partition(".")
-        output, begin, end = of_model.get(module), 0, None
-        if output is None:
-            if start or not block.isdigit() or (part and part not in OF_BLOCK):
-                continue
-            output = f"/model/layers.{block}/{OF_BLOCK.get(part)}"
+    for block in range(count):
+        stem, own = f"model.layers.{block}", f"/model/layers.{block}"
+        for part, output in OF_BLOCK.items():
+            slices[f"{stem}.{part}"] = f"{own}/{output}", 0, None
+        if f"{own}/{MERGED}" in outputs:
+            for part, ends_of_part in ends.items():
+                slices[f"{stem}.self_attn.{part}"] = f"{own}/{MERGED}", *ends_of_part
         # the stream after a block
-        if output == f"/model/layers.{block}/None":
-            norm = (
-                last
-                if int(block) + 1 == count
-                else f"/model/layers.{int(block) + 1}/input_layernorm"
-            )
-            output = f"{norm}/output_3"
-            node = norms.get(f"{norm}/output_0")
-            if node is not None and len(node.output) == 1 and node.op_type.startswith("Skip"):
-                # the node can give the sum too, which nothing uses after the last block
-                node.output.extend(["", "", output])
-                outputs.add(output)
-        name = module.rpartition(".")[2]
-        if output not in outputs and name in ends:
-            output = f"/model/layers.{block}/{MERGED}"
-            begin, end = ends[name]
-        if output in outputs:
-            slices[module] = output, begin, end
+        norm = last if block + 1 == count else f"/model/layers.{block + 1}/input_layernorm"
+        output = f"{norm}/output_3"
+        slices[stem] = output, 0, None
+        if stem in modules and f"{norm}/output_0" in norms:
+            norms[f"{norm}/output_0"].output.extend(["", "", output])
+            outputs.add(output)
+    slices = {name: slices[name] for name in modules if slices.get(name, ("",))[0] in outputs}
     for output in dict.fromkeys(output for output, _, _ in slices.values()):
         shape = ["batch_size", "sequence_length", f"features of {output}"]
         model.graph.output.append(
@@ -243,56 +227,36 @@ def show(path, modules, decoder):
     return slices
 
 
-class GenAIEngine:
-    """A graph and its generators."""
+def load(request):
+    """Build the folder's graph if it has none, and open it."""
+    is_own = check(request)
+    import onnxruntime_genai
 
-    def __init__(self, request, is_own):
-        import onnxruntime_genai
-
-        self.genai, self.options = onnxruntime_genai, request["modifiers"]
-        self.request = request
-        self.rows, self.slices = self.options["batch"], {}
-        kind, activations = kinds_of(self.options)
-        with tempfile.TemporaryDirectory() as target:
-            folder = request["model"]
-            if not is_own:
-                build(folder, target, kind, activations)
-                folder = target
-            elif request["modules"]:
-                # modules change the graph, so it is changed in a copy
-                folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
-            about = model_of(folder)
-            if request["modules"]:
-                decoder = about["decoder"]
-                self.slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
-            config = onnxruntime_genai.Config(str(folder))
-            settings = {
-                "intra_op_num_threads": self.options["threads"] or len(os.sched_getaffinity(0)),
-                "graph_optimization_level": LEVELS[self.options["optimize"]],
-            }
-            config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
-            self.model = onnxruntime_genai.Model(config)
-        wide = {"f32": "float32"}
-        self.said = {
-            "vocab": int(about["vocab_size"]),
-            "parts": parts_in(
-                "float32",
-                weights=wide.get(kind, kind),
-                kv="own" if is_own else "float32",
-                activations=wide.get(activations, activations),
-                accumulation="float32",
-            ),
+    options, slices = request["modifiers"], {}
+    kind, activations = kinds_of(options)
+    with tempfile.TemporaryDirectory() as target:
+        folder = request["model"]
+        if not is_own:
+            build(folder, target, kind, activations)
+            folder = target
+        elif request["modules"]:
+            # modules change the graph, so it is changed in a copy
+            folder = shutil.copytree(folder, target, ignore=NOT_OF_GRAPH, dirs_exist_ok=True)
+        about = model_of(folder)
+        decoder = about["decoder"]
+        if request["modules"]:
+            slices = show(Path(folder) / decoder["filename"], request["modules"], decoder)
+        config = onnxruntime_genai.Config(str(folder))
+        settings = {
+            "intra_op_num_threads": options["threads"] or len(os.sched_getaffinity(0)),
+            "graph_optimization_level": LEVELS[options["optimize"]],
         }
+        config.overlay(json.dumps({"model": {"decoder": {"session_options": settings}}}))
+        model = onnxruntime_genai.Model(config)
 
-    def generator(self, positions):
-        """Make an empty generator with room for a prompt."""
-        params = self.genai.GeneratorParams(self.model)
-        params.set_search_options(batch_size=self.rows, max_length=positions + 1, do_sample=False)
-        return self.genai.Generator(self.model, params)
-
-    def step(self, generator, ids, start, rows, most=None):
+    def step(generator, ids, start, rows, most=None):
         """Append tokens of the prompt, and send the first `most` of their positions."""
-        generator.append_tokens(np.array(with_neighbors(ids, self.rows), np.int32))
+        generator.append_tokens(np.array(with_neighbors(ids, options["batch"]), np.int32))
         logits = generator.get_output("logits")
         if logits.shape[1] != len(ids) or logits.dtype != np.float32:
             raise Refused(
@@ -300,26 +264,33 @@ class GenAIEngine:
                 f" {logits.dtype}; expected all in float32. Build it with -p fp32 and without"
                 " prune_lm_head.",
             )
-        for module, (output, begin, end) in self.slices.items():
+        for module, (output, begin, end) in slices.items():
             rows.module(module, start, generator.get_output(output)[0][:most, begin:end])
         rows(start, logits[0][:most])
 
-    def run(self, ids, rows):
-        """Compute one prompt. Other rows of a batch hold its tokens in another order."""
-        generator = self.generator(len(ids))
-        for start, tokens in chunks(self.request, ids):
-            if self.request["base"][0] == "reuse" and start:
-                self.step(generator, ids, 0, rows, start)
+    def run(ids, rows):
+        params = onnxruntime_genai.GeneratorParams(model)
+        # with room for the prompt
+        params.set_search_options(
+            batch_size=options["batch"], max_length=len(ids) + 1, do_sample=False
+        )
+        generator = onnxruntime_genai.Generator(model, params)
+        for start, tokens in chunks(request, ids):
+            if request["base"][0] == "reuse" and start:
+                step(generator, ids, 0, rows, start)
                 generator.rewind_to(start)
-            self.step(generator, tokens, start, rows)
+            step(generator, tokens, start, rows)
 
-
-def load(request):
-    """Build the folder's graph if it has none, and open it."""
-    engine = GenAIEngine(request, check(request))
-    return engine.said, engine.run
+    wide = {"f32": "float32"}
+    parts = parts_in(
+        "float32",
+        weights=wide.get(kind, kind),
+        kv="own" if is_own else "float32",
+        activations=wide.get(activations, activations),
+        accumulation="float32",
+    )
+    return {"vocab": int(about["vocab_size"]), "parts": parts}, run
 
 
 if __name__ == "__main__":
-    is_here = is_installed("onnxruntime_genai")
-    serve(dict(HELLO, version=version_of("onnxruntime-genai"), is_here=is_here), load)
+    serve(HELLO, load)

@@ -2,16 +2,15 @@
 LLAMA_CPP_LIB.
 """
 
-from __future__ import annotations
-
 import ctypes
 import importlib.util
 import os
-import struct
+import re
 from pathlib import Path
 
 import numpy as np
 from ulpscope_engine import (
+    BASES,
     BATCH,
     THREADS,
     Refused,
@@ -27,6 +26,7 @@ NAMES = {"f32": "float32", "f16": "float16", "bf16": "bfloat16"}
 FLASH = {"auto": -1, "off": 0, "on": 1}
 # what llama.cpp calls the tensors of its graph, by what transformers calls the modules that put
 # them out
+IN_BLOCK = re.compile(r"model\.layers\.(\d+)\.?(.*)")
 OF_BLOCK = {
     "input_layernorm": "attn_norm",
     "self_attn.q_proj": "Qcur",
@@ -50,8 +50,28 @@ OF_GEMMA = {**OF_MODEL, "model.embed_tokens": ("inp_scaled",)}
 EVALUATED = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_void_p, ctypes.c_bool, ctypes.c_void_p)
 # more bytes than any version's parameters take
 ROOM = 4096
+
+
+def library():
+    """Return the path of libllama, without loading it; None if there is none."""
+    for package, pattern in (
+        ("xllamacpp", "*.so"),
+        ("llama_cpp", "lib/libllama.*"),
+        ("xllamacpp", "*.dylib"),
+    ):
+        spec = importlib.util.find_spec(package)
+        for folder in (spec and spec.submodule_search_locations) or ():
+            for path in Path(folder).glob(pattern):
+                return str(path)
+    return None
+
+
+OWN = os.environ.get("LLAMA_CPP_LIB")
+LIBRARY = OWN or library()
 HELLO = {
     "engine": "llama.cpp",
+    "version": Path(OWN).name if OWN else version_of("xllamacpp", "llama-cpp-python"),
+    "is_here": LIBRARY is not None,
     "model": "gguf",
     "dtypes": ["float32", "float16", "bfloat16"],
     "logits": "float32",
@@ -68,12 +88,7 @@ HELLO = {
             "says": "swap:on restores a reused prefix; choose reuse:N",
         },
     ],
-    "bases": {
-        "prefill": {},
-        "decode": {},
-        "chunked": {"least": 1},
-        "reuse": {"least": 1},  # the first N tokens' keys and values from an earlier call
-    },
+    "bases": BASES,
     "modifiers": {
         "weights": modifier(
             "type of the matrices; own: as the model's GGUF has them",
@@ -130,95 +145,61 @@ class Params(ctypes.Structure):
     _fields_ = [("data", ctypes.c_uint8 * ROOM)]
 
 
-class ContextParams:
-    """Places in llama_context_params, whose fields change every few months: located by their
-    default values.
+def context_params(params, callback, **values):
+    """Set fields of llama_context_params, which change every few months: located by their default
+    values, in words of 32 bits. callback: an EVALUATED, called with every tensor of the graph.
     """
-
-    def __init__(self, params):
-        self.params = params
-        words = struct.unpack_from("<64i", bytes(params.data))
-        if words[:4] != (512, 2048, 512, 1):
-            raise Refused(
-                "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
-                " 2048.",
-            )
-        # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and
-        # flash attention
-        at = [
-            n
-            for n in range(4, 14)
-            if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == (-1, -1, -1, -1)
-        ]
-        # type_k and type_v, float16 both
-        cache = [n for n in range(20, 40) if words[n : n + 2] == (1, 1)]
-        if len(at) != 1 or len(cache) != 1:
-            raise Refused(
-                "this build lays llama_context_params out differently from the builds that ULPscope"
-                " knows.",
-            )
-        threads, self.cache = at[0], 4 * cache[0]
-        self.places = {
-            "n_ctx": 0,
-            "n_batch": 4,
-            "n_ubatch": 8,
-            "n_seq_max": 12,
-            "threads": 4 * threads,
-            "threads_batch": 4 * threads + 4,
-            "flash": 4 * threads + 24,
-            "type_k": self.cache,
-            "type_v": self.cache + 4,
-        }
-
-    def follow(self, callback):
-        """Call an EVALUATED with every tensor of the graph."""
+    # a view, so that writing a word changes the parameters
+    view = np.frombuffer(params, np.int32)
+    words = view[:64].tolist()
+    if words[:4] != [512, 2048, 512, 1]:
+        raise Refused(
+            "this build's llama_context_params begin differently; expected n_ctx 512, n_batch"
+            " 2048.",
+        )
+    # n_threads, n_threads_batch, the context's type, then -1 for rope, pooling, attention and
+    # flash attention
+    at = [
+        n for n in range(4, 14) if words[n] == words[n + 1] > 0 and words[n + 3 : n + 7] == [-1] * 4
+    ]
+    # type_k and type_v, float16 both
+    caches = [n for n in range(20, 40) if words[n : n + 2] == [1, 1]]
+    if len(at) != 1 or len(caches) != 1:
+        raise Refused(
+            "this build lays llama_context_params out differently from the builds that ULPscope"
+            " knows.",
+        )
+    (threads,), (cache,) = at, caches
+    places = {
+        "n_ctx": 0,
+        "n_batch": 1,
+        "n_ubatch": 2,
+        "n_seq_max": 3,
+        "threads": threads,
+        "threads_batch": threads + 1,
+        "flash": threads + 6,
+        "type_k": cache,
+        "type_v": cache + 1,
+    }
+    for name, value in values.items():
+        view[places[name]] = value
+    if callback is not None:
         # cb_eval and its data come before the cache's types
-        place = self.cache - 16
-        if any(self.params.data[place : self.cache]):
+        pointers = view[cache - 4 : cache].view(np.uint64)
+        if pointers.any():
             raise Refused(
                 "this build's llama_context_params have no callback at the place that ULPscope"
                 " knows.",
             )
-        struct.pack_into(
-            "<Q",
-            self.params.data,
-            place,
-            ctypes.cast(callback, ctypes.c_void_p).value,
-        )
-
-    def set(self, **values):
-        for name, value in values.items():
-            struct.pack_into("<i", self.params.data, self.places[name], value)
-
-
-def library():
-    """Return the path of libllama, without loading it."""
-    own = os.environ.get("LLAMA_CPP_LIB")
-    if own:
-        return own
-    for package, pattern in (
-        ("xllamacpp", "*.so"),
-        ("llama_cpp", "lib/libllama.*"),
-        ("xllamacpp", "*.dylib"),
-    ):
-        spec = importlib.util.find_spec(package)
-        for folder in spec.submodule_search_locations or [] if spec else []:
-            for path in Path(folder).glob(pattern):
-                return str(path)
-    return None
-
-
-def version():
-    """Name and version of the package that the library is of."""
-    own = os.environ.get("LLAMA_CPP_LIB")
-    return Path(own).name if own else version_of("xllamacpp", "llama-cpp-python")
+        pointers[0] = ctypes.cast(callback, ctypes.c_void_p).value or 0
+    return params
 
 
 class LlamaCppEngine:
     """A model and its context."""
 
     def __init__(self, request):
-        self.lib = lib = ctypes.CDLL(library())
+        self.lib = lib = ctypes.CDLL(LIBRARY)
         pointer, number = ctypes.c_void_p, ctypes.c_int32
         text, size = ctypes.c_char_p, ctypes.c_size_t
         for name, gives, *takes in (
@@ -238,7 +219,7 @@ class LlamaCppEngine:
             ("llama_batch_init", Batch, number, number, number),
             ("llama_batch_free", None, Batch),
             ("llama_decode", number, pointer, Batch),
-            ("llama_get_logits_ith", ctypes.POINTER(ctypes.c_float), pointer, number),
+            ("llama_get_logits", ctypes.POINTER(ctypes.c_float), pointer),
             ("llama_free", None, pointer),
             ("llama_model_n_head", number, pointer),
             ("llama_model_n_head_kv", number, pointer),
@@ -283,13 +264,12 @@ class LlamaCppEngine:
         if self.context is None or needed > self.room:
             if self.context is not None:
                 self.lib.llama_free(self.context)
-            params = ContextParams(self.lib.llama_context_default_params())
             kind = TYPES[self.options["kv"]]
             room = max(256, -(-positions // 256) * 256) * self.rows
             threads = self.options["threads"] or len(os.sched_getaffinity(0))
-            if self.modules is not None:
-                params.follow(self.modules.callback)
-            params.set(
+            params = context_params(
+                self.lib.llama_context_default_params(),
+                None if self.modules is None else self.modules.callback,
                 n_ctx=room,
                 n_batch=room,
                 n_ubatch=min(room, self.options.get("ubatch", room)),
@@ -300,11 +280,12 @@ class LlamaCppEngine:
                 threads=threads,
                 threads_batch=threads,
             )
-            self.context = self.lib.llama_init_from_model(self.model, params.params)
+            self.context = self.lib.llama_init_from_model(self.model, params)
             if not self.context:
                 raise Refused("llama.cpp cannot make a context with these settings.")
+            self.memory = self.lib.llama_get_memory(self.context)
             self.room = room
-        self.lib.llama_memory_clear(self.lib.llama_get_memory(self.context), True)
+        self.lib.llama_memory_clear(self.memory, True)
 
     def step(self, sequences, start, rows, most=None):
         """Evaluate tokens of every sequence from `start` on; send the first `most` rows of the
@@ -324,16 +305,15 @@ class LlamaCppEngine:
                 # logits of every row: the request must not change what is computed
                 batch.logits[n] = 1
             if self.modules is not None:
-                self.modules.begin(rows, start, most)
+                self.modules.begin(rows, start, len(tokens) if most is None else most)
             code = self.lib.llama_decode(self.context, batch)
             if self.modules is not None:
                 self.modules.end()
             if code:
                 raise RuntimeError(f"llama_decode returned {code}")
-            first = [
-                self.lib.llama_get_logits_ith(self.context, n) for n in range(len(sequences[0]))
-            ]
-            logits = np.stack([np.ctypeslib.as_array(row, (self.vocab,)) for row in first])
+            # of every row, in the order of the tokens
+            logits = self.lib.llama_get_logits(self.context)
+            logits = np.ctypeslib.as_array(logits, (len(sequences[0]), self.vocab))
             if most != 0:
                 rows(start, logits[:most])
         finally:
@@ -351,12 +331,7 @@ class LlamaCppEngine:
                 if self.options["swap"] == "on":
                     self.swap(others, rows)
                 for row in range(self.rows):
-                    self.lib.llama_memory_seq_rm(
-                        self.lib.llama_get_memory(self.context),
-                        row,
-                        start,
-                        -1,
-                    )
+                    self.lib.llama_memory_seq_rm(self.memory, row, start, -1)
             self.step([row[start : start + len(tokens)] for row in others], start, rows)
 
     def swap(self, sequences, rows):
@@ -364,10 +339,9 @@ class LlamaCppEngine:
         full; meanwhile another prompt overwrites it.
         """
         saved = [self.saved(row) for row in range(self.rows)]
-        memory = self.lib.llama_get_memory(self.context)
-        self.lib.llama_memory_clear(memory, True)
+        self.lib.llama_memory_clear(self.memory, True)
         self.step([row[::-1] for row in sequences], 0, rows, 0)
-        self.lib.llama_memory_clear(memory, False)
+        self.lib.llama_memory_clear(self.memory, False)
         for row, state in enumerate(saved):
             if not self.lib.llama_state_seq_set_data(self.context, state, len(state), row):
                 raise RuntimeError("llama_state_seq_set_data restored nothing")
@@ -411,18 +385,15 @@ class GraphTensors:
         of_model = OF_GEMMA if self.architecture == "gemma" else OF_MODEL
         if name in of_model:
             return of_model[name]
-        start, _, rest = name.partition("model.layers.")
-        block, _, part = rest.partition(".")
-        return (
-            (f"{OF_BLOCK[part]}-{block}",)
-            if not start and block.isdigit() and part in OF_BLOCK
-            else ()
-        )
+        inside = IN_BLOCK.fullmatch(name)
+        if inside is None or inside[2] not in OF_BLOCK:
+            return ()
+        return (f"{OF_BLOCK[inside[2]]}-{inside[1]}",)
 
     def begin(self, rows, start, most):
         """Prepare for a call that computes positions from `start` on and sends the first `most`."""
         self.rows, self.failed, self.done = rows, None, dict.fromkeys(self.names, start)
-        self.end_of_sent = None if most is None else start + most
+        self.end_of_sent = start + most
 
     def end(self):
         self.rows = None
@@ -442,9 +413,7 @@ class GraphTensors:
             values = np.empty((positions, features), np.float32)
             self.lib.ggml_backend_tensor_get(tensor, values.ctypes.data, 0, values.nbytes)
             values, start = self.in_order(name, values), self.done[name]
-            rows = (
-                values if self.end_of_sent is None else values[: max(0, self.end_of_sent - start)]
-            )
+            rows = values[: max(0, self.end_of_sent - start)]
             for module in self.names[name] if len(rows) else ():
                 self.rows.module(module, start, rows)
             self.done[name] += len(values)
@@ -485,4 +454,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=library() is not None), load)
+    serve(HELLO, load)

@@ -1,7 +1,5 @@
 """MLX as an engine: mlx-lm's own model of the folder, on MLX's default device."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np
@@ -9,6 +7,8 @@ from ulpscope_engine import chunks, is_installed, modifier, parts_in, serve, ver
 
 HELLO = {
     "engine": "MLX",
+    "version": f"{version_of('mlx')}, mlx-lm {version_of('mlx-lm')}",
+    "is_here": is_installed("mlx_lm"),
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {"prefill": {}, "decode": {}, "chunked": {"least": 1}},
@@ -24,11 +24,6 @@ HELLO = {
 }
 
 
-def version():
-    """Versions of MLX and mlx-lm."""
-    return f"{version_of('mlx')}, mlx-lm {version_of('mlx-lm')}" if is_installed("mlx_lm") else ""
-
-
 def bits_of(array):
     """Return an array in numpy, and its dtype if numpy has none."""
     import mlx.core as mx
@@ -37,31 +32,6 @@ def bits_of(array):
     if array.dtype == mx.bfloat16:
         return np.array(array.view(mx.uint16)), "bfloat16"
     return np.array(array), None
-
-
-class MLXModules:
-    """Outputs of modules, by the names that MLX shares with transformers."""
-
-    def __init__(self, model, names):
-        self.rows, self.start = None, 0
-        for name, module in model.named_modules():
-            if name in names:
-                self.follow(name, module)
-
-    def follow(self, name, module):
-        """Wrap this one module's calls: Python looks `__call__` up in the class."""
-        plain, see = type(module), self.see
-
-        def call(itself, *arguments, **keywords):
-            output = plain.__call__(itself, *arguments, **keywords)
-            see(name, output)
-            return output
-
-        module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
-
-    def see(self, name, output):
-        if self.rows is not None and output.ndim == 3:
-            self.rows.module(name, self.start, *bits_of(output[0]))
 
 
 def load(request):
@@ -76,22 +46,38 @@ def load(request):
     if model.model_type.startswith("gemma"):
         # scaled afterwards here, in the module in transformers
         names.discard("model.embed_tokens")
-    modules = MLXModules(model, names)
+    place, taker = 0, None
+
+    def follow(name, module):
+        """Wrap this one module's calls: Python looks `__call__` up in the class."""
+        plain = type(module)
+
+        def call(itself, *arguments, **keywords):
+            output = plain.__call__(itself, *arguments, **keywords)
+            if taker is not None and output.ndim == 3:
+                taker.module(name, place, *bits_of(output[0]))
+            return output
+
+        module.__class__ = type(plain.__name__, (plain,), {"__call__": call})
+
+    for name, module in model.named_modules():
+        # the names that MLX shares with transformers
+        if name in names:
+            follow(name, module)
     kind = request["modifiers"]["kv"]
 
     def run(ids, rows):
-        cache = make_prompt_cache(model)
+        nonlocal place, taker
+        taker, cache = rows, make_prompt_cache(model)
         if kind != "own":
             cache = [layer.to_quantized(group_size=64, bits=int(kind[1:])) for layer in cache]
-        for start, tokens in chunks(request, ids):
-            modules.rows, modules.start = rows, start
+        for place, tokens in chunks(request, ids):
             logits = model(mx.array([tokens]), cache=cache)[0]
-            rows(start, *bits_of(logits))
+            rows(place, *bits_of(logits))
 
     vocab = int(model(mx.array([[0]])).shape[-1])
     kv = request["dtype"] if kind == "own" else kind
     return {"vocab": vocab, "parts": parts_in(request["dtype"], kv=kv)}, run
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version(), is_here=is_installed("mlx_lm")), load)
+serve(HELLO, load)

@@ -2,10 +2,9 @@
 runs.
 """
 
-from __future__ import annotations
-
 import ast
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -23,6 +22,8 @@ LEVELS = {"off": "ORT_DISABLE_ALL", "basic": "ORT_ENABLE_BASIC", "extended": "OR
 LEVELS["all"] = "ORT_ENABLE_ALL"
 HELLO = {
     "engine": "ONNX Runtime",
+    "version": version_of("onnxruntime"),
+    "is_here": is_installed("onnxruntime"),
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {}},
@@ -107,6 +108,17 @@ def show(path, modules):
     return outputs
 
 
+@contextmanager
+def exported(request):
+    """Yield the path of the folder's graph, the width of its logits, and module -> name of the
+    output for the modules of the request.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        path = str(Path(folder) / "model.onnx")
+        vocab = export(request["model"], path)
+        yield path, vocab, show(path, request["modules"]) if request["modules"] else {}
+
+
 def run_of(compute, output_of):
     """Return what runs a prompt. compute: tokens -> (logits, outputs by name), each [1, positions,
     features]; output_of: module -> name of its output.
@@ -133,10 +145,7 @@ def load(request):
     level = LEVELS[options["optimize"]]
     settings.graph_optimization_level = getattr(onnxruntime.GraphOptimizationLevel, level)
     settings.intra_op_num_threads = options["threads"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "model.onnx")
-        vocab = export(request["model"], path)
-        output_of = show(path, request["modules"]) if request["modules"] else {}
+    with exported(request) as (path, vocab, output_of):
         session = onnxruntime.InferenceSession(path, settings, providers=["CPUExecutionProvider"])
 
     names = [one.name for one in session.get_outputs()]
@@ -150,4 +159,4 @@ def load(request):
 
 
 if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("onnxruntime"), is_here=is_installed("onnxruntime")), load)
+    serve(HELLO, load)

@@ -2,12 +2,7 @@
 plugin.
 """
 
-from __future__ import annotations
-
-import tempfile
-from pathlib import Path
-
-from adapter_ort import export, require, run_of, show
+from adapter_ort import exported, require, run_of
 from ulpscope_engine import (
     THREADS,
     Refused,
@@ -20,6 +15,8 @@ from ulpscope_engine import (
 
 HELLO = {
     "engine": "OpenVINO",
+    "version": version_of("openvino"),
+    "is_here": is_installed("openvino"),
     "dtypes": ["float32"],
     "modules": True,
     "bases": {"prefill": {}},
@@ -46,10 +43,7 @@ def load(request):
     settings = {"INFERENCE_PRECISION_HINT": options["precision"]}
     if options["threads"]:
         settings["INFERENCE_NUM_THREADS"] = options["threads"]
-    with tempfile.TemporaryDirectory() as folder:
-        path = str(Path(folder) / "model.onnx")
-        vocab = export(request["model"], path)
-        output_of = show(path, request["modules"]) if request["modules"] else {}
+    with exported(request) as (path, vocab, output_of):
         compiled = core.compile_model(core.read_model(path), "CPU", settings)
     computes_in = str(compiled.get_property("INFERENCE_PRECISION_HINT").to_string())
     if computes_in != options["precision"]:
@@ -67,5 +61,4 @@ def load(request):
     return {"vocab": vocab, "parts": parts}, run_of(compute, output_of)
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("openvino"), is_here=is_installed("openvino")), load)
+serve(HELLO, load)

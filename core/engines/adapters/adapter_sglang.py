@@ -2,8 +2,6 @@
 never run.
 """
 
-from __future__ import annotations
-
 import numpy as np
 from ulpscope_engine import (
     BATCH,
@@ -17,6 +15,8 @@ from ulpscope_engine import (
 
 HELLO = {
     "engine": "SGLang",
+    "version": version_of("sglang"),
+    "is_here": is_installed("sglang"),
     "dtypes": ["float32", "bfloat16", "float16"],
     "bases": {
         "walk": {},  # a prefill of every prefix, and the row of its last token
@@ -87,5 +87,4 @@ def load(request):
     return {"vocab": int(probe.shape[1]), "parts": parts_in(request["dtype"])}, run
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("sglang"), is_here=is_installed("sglang")), load)
+serve(HELLO, load)

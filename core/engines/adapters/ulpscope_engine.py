@@ -138,6 +138,16 @@ def serve(
             say("error", f"{type(error).__name__}: {reason}")
 
 
+# the bases that `chunks` computes
+BASES: dict[str, dict[str, int]] = {
+    "prefill": {},
+    "decode": {},
+    "chunked": {"least": 1},
+    # the first N tokens' keys and values from an earlier call
+    "reuse": {"least": 1},
+}
+
+
 def chunks(request: dict[str, Any], ids: Sequence[int]) -> Iterator[tuple[int, list[int]]]:
     """Yield (first position, tokens) of each call of prefill, decode and chunked; of reuse, the
     call after N tokens.

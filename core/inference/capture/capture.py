@@ -108,7 +108,7 @@ def plan_capture(
         if path.engine is None and path.rows > 1 and "neighbours" not in path.settings:
             for ids in token_ids:
                 # CaptureError if there are none
-                neighbour_rows(loaded.tokenizer, ids, 1)
+                neighbour_rows(loaded, ids, 1)
     obstacle = without_cache(loaded, None)
     if obstacle and request.kv:
         raise CaptureError(f"{obstacle}, and leave --kv out.")
@@ -251,7 +251,7 @@ def _run_side(
             tell(plan.header.sides[side].name, side * plan.header.rows + chunks.rows)
 
     with (
-        open_path(path, plan.loaded, watch, trace) as run,
+        open_path(path, plan.loaded, trace, watch) as run,
         nullcontext() if outputs is None else outputs.watching(),
         following,
     ):
@@ -328,8 +328,7 @@ def check_paths(loaded: LoadedModel, paths: Sequence[Path], positions: int | Non
         if loaded.encoder is not None and (path.engine or path.base.name == "prefill"):
             raise CaptureError(f"path '{path}' needs a causal head; choose encode.")
         check_path(path, loaded, positions)
-        refusal = path.engine and engine_side.not_stored(path.engine, str(path), loaded)
-        if refusal:
+        if refusal := engine_side.not_stored(path, loaded):
             raise CaptureError(f"path '{path}': {refusal}.")
 
 

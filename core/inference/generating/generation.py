@@ -7,8 +7,6 @@ tokens to every side repeats the computation and gives the complete logits of bo
 divergence. That second pass is an ordinary capture: this module finds the tokens.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import torch
@@ -22,6 +20,10 @@ from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_erro
 from ..models.model import Inputs, LoadedModel
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
+
+Ids = tuple[int, ...]
+Scores = tuple[Ids, tuple[float, ...]]
+"""Tokens that a path chooses, and their margins in logits."""
 
 
 def plan_generation(
@@ -41,9 +43,19 @@ def plan_generation(
     generate nothing and plan as if no side diverged, the maximal cost; command: see `plan_capture`.
     """
     tokens = request.tokens
-    ids, paths = _check(loaded, prompts, request)
+    if tokens < 1:
+        raise UsageError(f"--tokens {tokens}: expected at least 1.")
+    paths = [side.path for side in sides_of(request)]
+    check_paths(loaded, paths, None)
+    count = len(prompts)
+    ids = [
+        tokens_with_room(loaded, prompt, f"prompt {number} of {count}", tokens)
+        for number, prompt in enumerate(prompts, 1)
+    ]
+    for length in sorted({len(prompt) + tokens - 1 for prompt in ids}):
+        check_continuing(loaded, paths, length)
     # of each prompt, by side
-    continuations: list[list[tuple[int, ...]]] = [[] for _ in ids]
+    continuations: list[list[Ids]] = [[] for _ in ids]
     if is_dry:
         continuations = [[()] * len(paths)] * len(ids)
     else:
@@ -55,9 +67,9 @@ def plan_generation(
             for own, (continuation, _) in zip(continuations, every, strict=True):
                 own.append(continuation)
                 done += 1
-                on_progress(f"{path} writes", done, len(ids) * len(paths), "prompts")
+                on_progress(f"{path} writes", done, count * len(paths), "prompts")
     generations = []
-    whole: list[Sequence[int]] = []
+    whole = []
     plain = {"skip_special_tokens": False, "clean_up_tokenization_spaces": False}
     for number, (prompt, sides) in enumerate(zip(ids, continuations, strict=True)):
         texts = tuple(str(loaded.tokenizer.decode(list(side), **plain)) for side in sides)
@@ -74,7 +86,7 @@ def continue_all(
     prompts: Sequence[Sequence[int]],
     tokens: int,
     seed: int = 0,
-) -> Iterator[tuple[tuple[int, ...], tuple[float, ...]]]:
+) -> Iterator[Scores]:
     """Yield the greedy continuation of each prompt on one path: up to `tokens` token ids, and their
     margins in logits.
 
@@ -111,7 +123,7 @@ def _continuation(
     ids: Sequence[int],
     tokens: int,
     ends: frozenset[int],
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
+) -> Scores:
     own: list[int] = []
     margins: list[Tensor] = []
 
@@ -128,42 +140,28 @@ def _continuation(
     return tuple(own), tuple(torch.cat(margins).tolist())
 
 
-def _common(generation: Generation) -> tuple[int, ...]:
+def _common(generation: Generation) -> Ids:
     """Return the reference's tokens to feed: up to the last divergence, or all but its last one."""
     own = generation.tokens[0]
-    last = 0
-    for side in range(1, len(generation.tokens)):
-        parting = generation.parting(side)
-        if parting is None:
-            return own[:-1]
-        last = max(last, parting)
-    return own[: last - generation.given_positions + 1]
+    partings = [generation.parting(side) for side in range(1, len(generation.tokens))]
+    last = max((parting for parting in partings if parting is not None), default=0)
+    return own[:-1] if None in partings else own[: last - generation.given_positions + 1]
 
 
-def _check(
+def tokens_with_room(
     loaded: LoadedModel,
-    prompts: Inputs,
-    request: CaptureRequest,
-) -> tuple[list[tuple[int, ...]], list[Path]]:
-    """Return (token ids of the prompts, paths of the sides).
-
-    CaptureError if one cannot be continued.
-    """
-    tokens = request.tokens
-    if tokens < 1:
-        raise UsageError(f"--tokens {tokens}: expected at least 1.")
-    paths = [side.path for side in sides_of(request)]
-    check_paths(loaded, paths, None)
-    ids = loaded.tokens_of_all(prompts)
-    for number, prompt in enumerate(ids, start=1):
-        if loaded.context is not None and len(prompt) + tokens > loaded.context:
-            raise CaptureError(
-                f"prompt {number} of {len(prompts)}: {len(prompt)} tokens and {tokens} more exceed"
-                f" the model's context of {loaded.context}; shorten it or lower --tokens.",
-            )
-    for length in sorted({len(prompt) + tokens - 1 for prompt in ids}):
-        check_continuing(loaded, paths, length)
-    return ids, paths
+    prompt: str | Sequence[int],
+    label: str,
+    tokens: int,
+) -> Ids:
+    """Return a prompt's tokens; CaptureError if so many more exceed the context."""
+    ids = loaded.tokens_of(prompt, label)
+    if loaded.context is not None and len(ids) + tokens > loaded.context:
+        raise CaptureError(
+            f"{label}: {len(ids)} tokens and {tokens} more exceed the model's context of"
+            f" {loaded.context}; shorten it or lower --tokens.",
+        )
+    return ids
 
 
 def check_continuing(loaded: LoadedModel, paths: Sequence[Path], positions: int | None) -> None:

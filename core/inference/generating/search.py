@@ -5,11 +5,10 @@ like any others. Prompts run on the reference and then on the variant in batches
 have to change the whole model first (dtype, number of threads).
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,13 +18,17 @@ from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
 from ..models.model import Inputs, LoadedModel
 from ..paths.paths import Path, open_path, parse_path
-from .generation import best_and_margin, check_continuing, continue_all
+from .generation import (
+    Ids,
+    Scores,
+    best_and_margin,
+    check_continuing,
+    continue_all,
+    tokens_with_room,
+)
 
 # prompts: a first flip is reported early, a costly change of the model is rare
 _FIRST_BATCH, _LARGEST_BATCH = 4, 64
-Ids = tuple[int, ...]
-# tokens that a path chose, and their margins in logits
-Scores = tuple[Sequence[int], Sequence[float]]
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,8 @@ class Flip:
     position: int
     reference_token: int
     variant_token: int
-    reference_margin: float | None = None
-    variant_margin: float | None = None
+    reference_margin: float | None
+    variant_margin: float | None
 
 
 @dataclass(frozen=True)
@@ -109,38 +112,34 @@ def search(
     def seconds_left() -> float:
         return limit - (time.monotonic() - began)
 
-    def make(path: Path, batch: Sequence[Ids]) -> Iterator[Scores]:
-        if tokens:
-            return continue_all(path, loaded, batch, tokens, seed)
-        return _scores(loaded, path, batch, seed)
-
-    for number, ids, ours, theirs in _compare(usable, paths, make, seconds_left):
+    scores_of = partial(_scores, loaded, tokens, seed)
+    for number, ids, ours, theirs in _compare(usable, paths, scores_of, seconds_left):
         pairs = enumerate(zip(ours[0], theirs[0], strict=False))
         places = [place for place, (a, b) in pairs if a != b]
         first = len(ids) - 1 if tokens else 0
         # continuations differ after the first one anyway
         for place in places[: 1 if tokens else None]:
-            tokens_here = int(ours[0][place]), int(theirs[0][place])
+            tokens_here = ours[0][place], theirs[0][place]
             margins = _finite(ours[1][place]), _finite(theirs[1][place])
             results.append(Flip(number, first + place, *tokens_here, *margins))
-        hits = hits + bool(places)
-        count = count + 1
-        positions += places[0] + 1 if tokens and places else len(ours[0])
-        if not places:
+        count += 1
+        if places:
+            hits += 1
+        else:
             # a comparison with NaN is false
             closest = min(
                 [closest, *(margin for margin in (*ours[1], *theirs[1]) if margin < closest)]
             )
+        positions += places[0] + 1 if tokens and places else len(ours[0])
         on_progress(f"{hits} with a flip", count, len(usable), "prompts")
         if hits >= flips or seconds_left() <= 0:
             break
+    reason = (
+        "a prompt with a flip was found" if hits == 1 else f"{hits} prompts with a flip were found"
+    )
     if hits < flips:
         is_whole = count == len(usable)
         reason = "all prompts were tried" if is_whole else f"the {minutes:g} minutes were spent"
-    elif hits > 1:
-        reason = f"{hits} prompts with a flip were found"
-    else:
-        reason = "a prompt with a flip was found"
     return SearchResult(
         tuple(results),
         count,
@@ -155,7 +154,7 @@ def search(
 def _compare(
     usable: Sequence[tuple[int, Ids]],
     paths: tuple[Path, Path],
-    make: Callable[[Path, Sequence[Ids]], Iterator[Scores]],
+    scores_of: Callable[[Path, Sequence[Ids]], Iterator[Scores]],
     seconds_left: Callable[[], float],
 ) -> Iterator[tuple[int, Ids, Scores, Scores]]:
     """Yield (index of a prompt, its tokens, scores of each path), in batches of 4, 8, 16, 32, 64,
@@ -164,18 +163,19 @@ def _compare(
     start, size = 0, _FIRST_BATCH
     while start < len(usable) and seconds_left() > 0:
         batch = usable[start : start + size]
+        prompts = [ids for _, ids in batch]
         half = seconds_left() / 2
         references = []
-        for scores in make(paths[0], [ids for _, ids in batch]):
+        for scores in scores_of(paths[0], prompts):
             references.append(scores)
             if seconds_left() < half:
                 # the variant needs the other half
                 break
-        variants = make(paths[1], [ids for _, ids in batch[: len(references)]])
+        variants = scores_of(paths[1], prompts[: len(references)])
         # the variants first, so that their path is exhausted and the model restored
         for theirs, ours, (number, ids) in zip(variants, references, batch, strict=False):
             yield number, ids, ours, theirs
-        start = start + size
+        start += size
         size = min(2 * size, _LARGEST_BATCH)
 
 
@@ -186,19 +186,27 @@ def _finite(margin: float) -> float | None:
 
 def _scores(
     loaded: LoadedModel,
+    tokens: int,
+    seed: int,
     path: Path,
     prompts: Sequence[Ids],
-    seed: int,
 ) -> Iterator[Scores]:
-    """Yield argmax and margin of every position, computed on the device."""
+    """Yield the tokens that a path chooses and their margins, computed on the device: of a
+    continuation, or at every position.
+    """
+    if tokens:
+        yield from continue_all(path, loaded, prompts, tokens, seed)
+        return
     scored: list[tuple[Tensor, Tensor]] = []
     torch.manual_seed(seed)
     with torch_errors_stop(path), open_path(path, loaded) as run:
         for ids in prompts:
             scored.clear()
             run(ids, lambda _, logits: scored.append(best_and_margin(logits)))
-            tokens, margins = (torch.cat(each).tolist() for each in zip(*scored, strict=True))
-            yield tokens, margins
+            chosen, margins = (
+                tuple(torch.cat(each).tolist()) for each in zip(*scored, strict=True)
+            )
+            yield chosen, margins
 
 
 def _usable(
@@ -215,12 +223,7 @@ def _usable(
     for number, prompt in enumerate(prompts):
         label = f"prompt {number + 1} of {len(prompts)}"
         try:
-            ids = loaded.tokens_of(prompt, label)
-            if loaded.context is not None and len(ids) + tokens > loaded.context:
-                raise CaptureError(
-                    f"{label} has {len(ids)} tokens, too many for {tokens} more in"
-                    f" {loaded.context}.",
-                )
+            ids = tokens_with_room(loaded, prompt, label, tokens)
             check_paths(loaded, paths, len(ids))
         except CaptureError as error:
             skipped.append((number, str(error)))

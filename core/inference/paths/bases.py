@@ -5,8 +5,6 @@
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
 # needs all of it
 
-from __future__ import annotations
-
 import copy
 from collections.abc import Callable
 from contextlib import suppress
@@ -25,13 +23,13 @@ from .caches import ReturnedState, cache_argument, keeps_state, new_cache
 class Base:
     """How a path walks through the prompt.
 
-    compute: (batch, emit, values); reads_cache: whether a forward reads keys and values of an
-    earlier one; refuse: why this model cannot run so many positions (None: any), or None.
+    compute: (batch, emit, values); refuse: why this model cannot run so many positions (None: any),
+    or None; reads_cache: whether a forward reads keys and values of an earlier one.
     """
 
     compute: Callable[..., None]
-    reads_cache: bool = True
     refuse: Callable[..., str | None] = lambda loaded, positions, *values: None
+    reads_cache: bool = True
 
 
 def _prefill(batch: PromptBatch, emit: Emit) -> None:
@@ -161,11 +159,11 @@ BASES: dict[str, Base] = {
     "prefill": Base(_prefill, reads_cache=False),
     # token by token, teacher-forced: each forward reads the keys and values of the earlier ones
     # from a cache
-    "decode": Base(partial(_chunked, size=1), refuse=without_cache),
-    "chunked": Base(_chunked, refuse=without_cache),
-    "reuse": Base(_reuse, refuse=_nothing_fresh),
-    "blocks": Base(_blocks, refuse=without_cache),
-    "static": Base(_static, refuse=_no_static_cache),
+    "decode": Base(partial(_chunked, size=1), without_cache),
+    "chunked": Base(_chunked, without_cache),
+    "reuse": Base(_reuse, _nothing_fresh),
+    "blocks": Base(_blocks, without_cache),
+    "static": Base(_static, _no_static_cache),
     # of a model without a causal head: a row of values for the whole text
-    "encode": Base(_prefill, reads_cache=False, refuse=_has_causal_head),
+    "encode": Base(_prefill, _has_causal_head, reads_cache=False),
 }

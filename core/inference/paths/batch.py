@@ -7,14 +7,13 @@ alive.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from itertools import cycle, islice
 from math import gcd
 from pathlib import Path
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -38,7 +37,7 @@ from .hooks import ModuleTrace
 from .sliced_head import columns_at_once, sliced_logits
 
 _TEXT = Path(__file__).with_name("neighbours.txt")
-_KNOWN: WeakKeyDictionary[PreTrainedTokenizerBase, list[int]] = WeakKeyDictionary()
+
 # multiples of the golden ratio's share of the text stay far apart
 _GOLDEN = 0.6180339887498949
 # logits leave the device and reach the sink in pieces of about this size
@@ -52,6 +51,52 @@ Run = Callable[[Sequence[int], Emit], None]
 """(token ids of a prompt, emit): hands all of its logits to `emit`."""
 Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
+
+
+# a continuation needs them at every step; few tokenizers are in use at once
+@lru_cache(maxsize=8)
+def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
+    """Return the tokens of the text."""
+    text = _TEXT.read_text(encoding="utf-8")
+    with quiet():
+        return list(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
+def neighbour_rows(loaded: LoadedModel, ids: Sequence[int], count: int) -> Tensor:
+    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
+    CPU.
+
+    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4
+    is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
+    window.
+    """
+    prompt = list(ids)
+    tokenizer = loaded.tokenizer
+    text = _tokens_of_text(tokenizer)
+    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
+    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
+    length = len(prompt) - len(opening)
+    # the text repeats, so that every offset has a whole window
+    around = text * (2 + length // max(1, len(text)))
+    step = max(1, round(len(text) * _GOLDEN))
+    # a step coprime to the text brings up each offset once
+    while gcd(step, len(text)) > 1:
+        step += 1
+    # in the order in which they are met
+    windows: dict[tuple[int, ...], None] = {}
+    for number in range(len(text)):
+        if len(windows) == count:
+            break
+        offset = (1 + number) * step % len(text)
+        window = opening + around[offset : offset + length]
+        if window != prompt:
+            windows[tuple(window)] = None
+    if not windows:
+        raise CaptureError(
+            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
+            " prompt; lengthen it.",
+        )
+    return torch.tensor(list(islice(cycle(windows), count)), dtype=torch.long)
 
 
 @dataclass
@@ -77,7 +122,7 @@ class PromptBatch:
     prompt: tuple[int, ...] = ()
     rows: int = 1
     row: int = 0
-    neighbours: Neighbours = lambda of, prompt, count: neighbour_rows(of.tokenizer, prompt, count)
+    neighbours: Neighbours = neighbour_rows
     left_padding: int = 0
     right_padding: int = 0
     gives_positions: bool = False
@@ -157,8 +202,10 @@ class PromptBatch:
         """
         loaded = self.loaded
         encoder = self.loaded.encoder
-        if cache is None and self.watch is not None:
-            cache = new_cache(loaded)
+        if self.watch is not None and encoder is None:
+            if cache is None:
+                cache = new_cache(loaded)
+            self.watch.cache, self.watch.batch = cache, self
         first = self.column(start)
         last = self.column_after(stop)
         arguments: dict[str, Any] = {"input_ids": self.token_ids[:, first:last]}
@@ -179,18 +226,15 @@ class PromptBatch:
         def split(logits: Tensor) -> None:
             """Emit the prompt's row of a slice. [rows, columns, vocab]"""
             nonlocal position
-            self._note(cache)
             for piece in logits[self.row].split(rows_of_a_chunk(loaded)):
                 emit(position, piece)
                 position += len(piece)
 
         size = columns_at_once(self.rows, loaded.row_bytes)
-        following: AbstractContextManager[None] = nullcontext()
-        if self.trace is not None:
-            following = self.trace.forward(self.row, skipped, start, stop)
+        trace = self.trace
         # a compiled model has no body to replace, and slices return no state
         is_whole = self.call is not None or isinstance(cache, ReturnedState)
-        with following:
+        with nullcontext() if trace is None else trace.forward(self.row, skipped, start, stop):
             if encoder is not None:
                 rows = encoder.rows(self._outputs(arguments), self.attention_mask)
                 emit(0, rows[self.row : self.row + 1])
@@ -206,19 +250,18 @@ class PromptBatch:
                     split,
                 )
 
-    def step(self, tokens: Tensor, done: int, cache: AnyCache) -> Tensor:
-        """Feed one more token per row, after the prompt and `done` tokens: [rows] -> [1, vocab] of
-        the prompt's row.
+    def step(self, own: Sequence[int], cache: AnyCache) -> Tensor:
+        """Feed the last of `own`, the tokens after the prompt; other rows continue their own texts.
+        Return the logits of the prompt's row. [1, vocab]
         """
-        arguments = arguments_of(self.loaded, cache) | {"input_ids": tokens[:, None]}
+        tokens = self._among_others((*self.prompt, *own))[:, -1:].to(self.loaded.device)
+        arguments = arguments_of(self.loaded, cache) | {"input_ids": tokens}
         if self.left_padding:
-            mask = torch.ones((self.rows, done + 1), dtype=torch.long, device=tokens.device)
-            arguments["attention_mask"] = torch.cat([self.attention_mask, mask], dim=1)
+            mask = self.attention_mask
+            arguments["attention_mask"] = torch.cat([mask, mask.new_ones(self.rows, len(own))], 1)
         if self.left_padding or self.gives_positions:
-            arguments["position_ids"] = self.position_ids[:, -1:] + 1 + done
-        logits = self._logits(arguments, cache)[self.row]
-        self._note(cache)
-        return logits[-1:]
+            arguments["position_ids"] = self.position_ids[:, -1:] + len(own)
+        return self._logits(arguments, cache)[self.row, -1:]
 
     def _logits(self, arguments: dict[str, Any], cache: AnyCache | None) -> Tensor:
         reason = ""
@@ -241,16 +284,6 @@ class PromptBatch:
         call: Any = self.loaded.model if self.call is None else self.call
         return call(**arguments)
 
-    def tokens_after(self, own: Sequence[int]) -> Tensor:
-        """Return the last token of `own` among those of the other rows, which continue their own
-        texts. [rows]
-        """
-        return self._among_others((*self.prompt, *own))[:, -1].to(self.loaded.device)
-
-    def _note(self, cache: AnyCache | None) -> None:
-        if self.watch is not None:
-            self.watch.cache, self.watch.batch = cache, self
-
 
 def ignore(*_: object) -> None:
     """Discard logits, or progress."""
@@ -259,57 +292,6 @@ def ignore(*_: object) -> None:
 def rows_of_a_chunk(loaded: LoadedModel) -> int:
     """Return the rows of logits that make about CHUNK_BYTES; at least one."""
     return max(1, CHUNK_BYTES // loaded.row_bytes)
-
-
-def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
-    """Return the tokens of the text, cached per tokenizer: a continuation needs them at every
-    step.
-    """
-    if tokenizer not in _KNOWN:
-        text = _TEXT.read_text(encoding="utf-8")
-        with quiet():
-            _KNOWN[tokenizer] = tokenizer(text, add_special_tokens=False)["input_ids"]
-    return _KNOWN[tokenizer]
-
-
-def neighbour_rows(
-    tokenizer: PreTrainedTokenizerBase,
-    ids: Sequence[int],
-    count: int,
-) -> Tensor:
-    """Return token ids of other prompts, each as long as `ids`. [count, positions], int64, on the
-    CPU.
-
-    Windows of real text, the same at every call; row k does not depend on `count`, so a batch of 4
-    is the beginning of a batch of 8. None equals `ids`, and all differ until the text has no new
-    window.
-    """
-    prompt = list(ids)
-    text = _tokens_of_text(tokenizer)
-    # If a prompt begins with the BOS token, its neighbors do too, like any request to a server.
-    opening = prompt[:1] if len(prompt) > 1 and prompt[0] == tokenizer.bos_token_id else []
-    length = len(prompt) - len(opening)
-    # the text repeats, so that every offset has a whole window
-    around = text * (2 + length // max(1, len(text)))
-    step = max(1, round(len(text) * _GOLDEN))
-    # a step coprime to the text brings up each offset once
-    while gcd(step, len(text)) > 1:
-        step += 1
-    # in the order in which they are met
-    windows: dict[tuple[int, ...], None] = {}
-    for number in range(len(text)):
-        if len(windows) == count:
-            break
-        offset = (1 + number) * step % len(text)
-        window = opening + around[offset : offset + length]
-        if window != prompt:
-            windows[tuple(window)] = None
-    if not windows:
-        raise CaptureError(
-            f"the tokenizer turns every neighbor of a prompt of {len(prompt)} tokens into that"
-            " prompt; lengthen it.",
-        )
-    return torch.tensor(list(islice(cycle(windows), count)), dtype=torch.long)
 
 
 def kv_parts(watch: CacheWatch, prompt: int, dtype: torch.dtype) -> Iterator[KvPart]:

@@ -1,8 +1,6 @@
 """What a model keeps between forwards: a cache of transformers, or a state that it returns."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from inspect import signature
 from typing import Any
@@ -108,23 +106,21 @@ def running_states(
             yield layer, "state", [each[..., layer] for each in value]
         return
     for name, by_layer in vars(value).items():
-        entries: Iterable[tuple[Any, Any]] = ()
         if isinstance(by_layer, list):
-            entries = enumerate(by_layer)
-        elif isinstance(by_layer, dict):
-            entries = by_layer.items()
-        for layer, held in entries:
-            yield from ((layer, *each) for each in _states(held, name))
+            by_layer = dict(enumerate(by_layer))
+        if isinstance(by_layer, dict):
+            for layer, held in by_layer.items():
+                yield from _states(layer, held, name)
     for path, module in loaded.model.named_modules():
         numbers = [int(part) for part in path.split(".") if part.isdigit()]
         if numbers and module in loaded.start:
             at_start = loaded.start[module]
             for name, held in vars(module).items():
                 if at_start.get(name) is not held:
-                    yield from ((numbers[0], *each) for each in _states(held, name))
+                    yield from _states(numbers[0], held, name)
 
 
-def _states(held: Any, name: str) -> Iterator[tuple[str, list[Tensor]]]:
+def _states(layer: int, held: Any, name: str) -> Iterator[tuple[int, str, list[Tensor]]]:
     """Yield names and tensors of what is held for one layer: tensors, or an object that has
     them.
     """
@@ -135,8 +131,8 @@ def _states(held: Any, name: str) -> Iterator[tuple[str, list[Tensor]]]:
         # counts are not states
         tensors = [each for each in tensors if each.ndim > 1 and each.is_floating_point()]
         if tensors:
-            yield name, tensors
+            yield layer, name, tensors
         return
     for own, inner in getattr(held, "__dict__", {}).items():
         if own not in _KEYS and isinstance(inner, Tensor | dict):
-            yield from _states(inner, own)
+            yield from _states(layer, inner, own)

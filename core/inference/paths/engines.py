@@ -1,13 +1,12 @@
 """Sides that can be run and judged: a path of the grammar or any callable; and their comparison."""
 
-from __future__ import annotations
-
 import difflib
 import hashlib
 import inspect
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -16,7 +15,7 @@ from torch import Tensor
 from ...checks.arrays_alone import ROW_ULPS
 from ...checks.single_logit import LARGEST_PEAK
 from ...errors import CaptureError, UlpscopeError
-from ...numerics.arrays import Floats, Ints
+from ...numerics.arrays import Floats
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, spacings
 from ...numerics.side_divergence import ROW_ULP_SHIFT, Divergence, concatenate, peaks_of
 from ..models.devices import bits_of, row_sums
@@ -30,7 +29,7 @@ from .paths import Path, open_path, parse_path
 
 Engine = Callable[..., Tensor]
 """(model, token_ids [positions]) -> logits [positions, vocab]; if it has a third parameter `watch`,
-it gets a Watch.
+it gets `_watch`.
 """
 Prompts = Sequence[Ids]
 """Token ids of each prompt."""
@@ -89,14 +88,10 @@ def side_of(source: str | Engine) -> RunnableSide:
     """Return the side of a path's name, or of a callable."""
     if isinstance(source, str):
         path = parse_path(source)
-        is_other = path.engine is not None
-        return RunnableSide(
-            str(path),
-            lambda loaded, trace: open_path(path, loaded, trace=trace),
-            path=None if is_other else path,
-            hands_in=is_other,
-            engine_path=path if is_other else None,
-        )
+        opening = partial(open_path, path)
+        if path.engine is None:
+            return RunnableSide(str(path), opening, path)
+        return RunnableSide(str(path), opening, hands_in=True, engine_path=path)
     name = getattr(source, "__name__", type(source).__name__)
     hands_in = False
     # some callables have no signature
@@ -109,7 +104,7 @@ def side_of(source: str | Engine) -> RunnableSide:
     ) -> AbstractContextManager[Run]:
         def run(ids: Sequence[int], emit: Emit) -> None:
             restore_state(loaded.start)
-            keywords = {"watch": Watch(name, loaded, len(ids), trace)} if hands_in else {}
+            keywords = {"watch": _watch(name, loaded, len(ids), trace)} if hands_in else {}
             tokens = torch.tensor(list(ids), dtype=torch.long, device=loaded.device)
             try:
                 logits = source(loaded.model, tokens, **keywords)
@@ -123,9 +118,9 @@ def side_of(source: str | Engine) -> RunnableSide:
             if len(shape) != 2 or shape[0] != len(ids) or shape[1] < 2:
                 came = shape or type(logits).__name__
                 raise CaptureError(f"'{name}' gave {came}; expected logits [{len(ids)}, vocab].")
-            wider = torch.promote_types(logits.dtype, loaded.torch_dtype)
-            is_exact = wider == loaded.torch_dtype
-            emit(0, logits.to(loaded.device, loaded.torch_dtype if is_exact else logits.dtype))
+            dtype = loaded.torch_dtype
+            is_exact = torch.promote_types(logits.dtype, dtype) == dtype
+            emit(0, logits.to(loaded.device, dtype if is_exact else logits.dtype))
 
         return nullcontext(run)
 
@@ -136,50 +131,46 @@ def side_of(source: str | Engine) -> RunnableSide:
 PLAIN = side_of("prefill")
 
 
-class Watch:
-    """The third argument of a callable: `watch(name, tensor)` reports a module's output,
+def _watch(
+    engine: str,
+    loaded: LoadedModel,
+    positions: int,
+    trace: ModuleTrace | None,
+) -> Callable[..., None]:
+    """Return the third argument of a callable: `watch(name, tensor)` reports a module's output,
     [positions, features].
 
     name: of the embedding, a block, its direct child or a module after the blocks, as in the model;
     start: first position of the tensor. CaptureError for any other name or tensor.
     """
+    names: list[str] = []
+    # the modules of a model without blocks are not compared
+    with suppress(CaptureError):
+        names += traced_modules(loaded.model)
 
-    def __init__(
-        self,
-        engine: str,
-        loaded: LoadedModel,
-        positions: int,
-        trace: ModuleTrace | None,
-    ) -> None:
-        self._engine, self._positions, self._trace = engine, positions, trace
-        self._model = loaded.kind
-        try:
-            self._names = list(traced_modules(loaded.model))
-        except CaptureError:
-            # a model without blocks: its modules are not compared
-            self._names = []
-
-    def __call__(self, name: str, tensor: Tensor, start: int = 0) -> None:
-        if self._names and name not in self._names:
-            near = difflib.get_close_matches(str(name), self._names, 1)
-            every = f"they are {', '.join(self._names[:3])}, ... {self._names[-1]}."
+    def watch(name: str, tensor: Tensor, start: int = 0) -> None:
+        if names and name not in names:
+            near = difflib.get_close_matches(str(name), names, 1)
+            every = f"they are {', '.join(names[:3])}, ... {names[-1]}."
             hint = f"did it mean '{near[0]}'?" if near else every
             raise CaptureError(
-                f"'{self._engine}' reports '{name}', which is not a compared module of"
-                f" {self._model}; {hint}",
+                f"'{engine}' reports '{name}', which is not a compared module of {loaded.kind};"
+                f" {hint}",
             )
         came = type(tensor).__name__
         is_float = False
         if isinstance(tensor, Tensor):
             came = f"{list(tensor.shape)} from position {start} on"
             is_float = tensor.is_floating_point() and tensor.ndim == 2
-        if not is_float or not 0 <= start < start + len(tensor) <= self._positions:
+        if not is_float or not 0 <= start < start + len(tensor) <= positions:
             raise CaptureError(
-                f"'{self._engine}' reports '{name}' as {came}; expected numbers [positions,"
-                f" features] within {self._positions} positions.",
+                f"'{engine}' reports '{name}' as {came}; expected numbers [positions, features]"
+                f" within {positions} positions.",
             )
-        if self._trace is not None:
-            self._trace.hand_in(name, tensor, start)
+        if trace is not None:
+            trace.hand_in(name, tensor, start)
+
+    return watch
 
 
 def whole_side(run: Run, ids: Sequence[int]) -> Tensor:
@@ -214,27 +205,23 @@ def divergence(
     which holds those of float32 values to 2^-53. row_ulps_of, peaks_in: dtype of a histogram in row
     ULPs, of peaks; check: called with each piece first.
     """
-    squares = []
-    mismatches = []
-    counts: list[Ints] = []
-    peaks: list[Floats] = []
-    first: tuple[int, float, float] | None = None
+    parts: list[Divergence] = []
 
     def add(position: int, logits: Tensor) -> None:
-        nonlocal first
         check(logits)
         reference = plain[position : position + len(logits)].double()
         variant = logits.double()
         difference = reference - variant
         is_finite = difference.isfinite()
         elements = is_finite.sum(1).cpu()
-        mismatches.append(torch.zeros_like(elements))
+        mismatches = torch.zeros_like(elements)
+        first = row_ulps = peaks = None
         if not is_finite.all():
             difference = torch.where(is_finite, difference, 0.0)
             is_same = (reference == variant) | (reference.isnan() & variant.isnan())
             is_mismatch = ~is_finite & ~is_same
-            mismatches[-1] = is_mismatch.sum(1).cpu()
-            if first is None and mismatches[-1].any():
+            mismatches = is_mismatch.sum(1).cpu()
+            if mismatches.any():
                 row, token = is_mismatch.nonzero()[0].tolist()
                 first = token, float(reference[row, token]), float(variant[row, token])
         if row_ulps_of is not None:
@@ -242,27 +229,22 @@ def divergence(
             steps = torch.from_numpy(_spacings(reference, row_ulps_of)).to(difference.device)
             bins = (difference.abs() / steps[:, None]).float().view(torch.int32) >> ROW_ULP_SHIFT
             bins = bins.flatten() if is_finite.all() else bins[is_finite]
-            of_bins = torch.bincount(bins).cpu().numpy()
-            nonzero = np.flatnonzero(of_bins)
-            counts.append(np.stack([nonzero, of_bins[nonzero]]))
+            counts = torch.bincount(bins).cpu().numpy()
+            nonzero = np.flatnonzero(counts)
+            row_ulps = np.stack([nonzero, counts[nonzero]])
         if peaks_in is not None:
             # of rows that may have one beyond LARGEST_PEAK, 0 of others
             least = ROW_ULPS[peaks_in.name][2] * _spacings(reference, peaks_in)
             largest = difference.abs().amax(1).cpu().numpy()
             rows = np.flatnonzero(largest > LARGEST_PEAK * least)
-            of_rows = np.zeros(len(least))
-            of_rows[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
-            peaks.append(of_rows)
-        squares.append(row_sums(difference.square()) / elements.clamp_min(1).numpy())
+            peaks = np.zeros(len(least))
+            peaks[rows] = peaks_of(difference[rows].cpu().numpy(), least[rows])
+        squares = row_sums(difference.square()) / elements.clamp_min(1).numpy()
+        part = Divergence(squares, mismatches.numpy(), first, peaks=peaks, row_ulps=row_ulps)
+        parts.append(part)
 
     run(ids, add)
-    return Divergence(
-        np.concatenate(squares),
-        torch.cat(mismatches).numpy(),
-        first,
-        peaks=np.concatenate(peaks) if peaks else None,
-        row_ulps=np.concatenate(counts, axis=1) if counts else None,
-    )
+    return concatenate(parts)
 
 
 def _spacings(reference: Tensor, fmt: FloatFormat) -> Floats:

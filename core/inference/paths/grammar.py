@@ -2,8 +2,6 @@
 torch, so that a typing error is refused at once.
 """
 
-from __future__ import annotations
-
 from ...engines.process import EngineDescription
 from ...engines.registry import describe
 from ...errors import UsageError
@@ -65,13 +63,10 @@ def read_steps(text: str) -> tuple[Step, tuple[Step, ...], EngineDescription | N
     of = "" if engine is None else f"{engine.engine} "
     base = read_step(text, base_text, f"{of}base", bases)
     modifiers = [read_step(text, part, f"{of}modifier", choices) for part in modifier_texts]
-    seen = set()
-    for step in modifiers:
-        if step.name in seen:
-            raise UsageError(
-                f"path '{text}': modifier '{step.name}' is given twice; expected once."
-            )
-        seen.add(step.name)
+    names = [step.name for step in modifiers]
+    for name in names:
+        if names.count(name) > 1:
+            raise UsageError(f"path '{text}': modifier '{name}' is given twice; expected once.")
     order = list(choices)
     return base, tuple(sorted(modifiers, key=lambda step: order.index(step.name))), engine
 
@@ -86,11 +81,7 @@ def swept_paths(reference: str, text: str) -> list[str]:
             f" {', '.join([*MODIFIER_ARGUMENTS, *BASE_ARGUMENTS])}.",
         )
     base, modifiers, _ = read_steps(reference)
-    kept = [step for step in modifiers if step.name != name]
+    stem, end = "", "".join(f"+{step}" for step in modifiers if step.name != name)
     if name in MODIFIER_ARGUMENTS:
-        stem = "+".join(map(str, (base, *kept))) + "+"
-        end = ""
-    else:
-        stem = ""
-        end = "".join(f"+{step}" for step in kept)
+        stem, end = f"{base}{end}+", ""
     return [f"{stem}{name}:{value.strip()}{end}" for value in values.split(",")]

@@ -6,8 +6,6 @@ subclass's matter: it is spooled (core.inference.watching.layers), or kept and c
 (core.inference.controls.modules_alone).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
@@ -121,12 +119,11 @@ class ModuleTrace:
     def following(self, model: Any, modules: Mapping[str, torch.nn.Module]) -> Iterator[None]:
         """Take every output of the modules inside the `with`, by name."""
         # functions: a callable may copy the model, and methods would copy this trace too
-        with ExitStack() as hooks:
-            begin = model.register_forward_pre_hook(
-                lambda _, *call: self._begin(*call),
-                with_kwargs=True,
-            )
-            hooks.enter_context(begin)
+        begin = model.register_forward_pre_hook(
+            lambda _, *call: self._begin(*call),
+            with_kwargs=True,
+        )
+        with begin, ExitStack() as hooks:
             for name, module in modules.items():
                 see = module.register_forward_hook(
                     lambda _, __, output, name=name: self._see(name, output),
@@ -176,7 +173,7 @@ class ModuleTrace:
         rows, columns = self._shape
         row = self._computed[0]
         if output.ndim == 2 and len(output) == rows * columns:
-            return output[row * columns : (row + 1) * columns]
+            return output.reshape(rows, columns, -1)[row]
         if output.ndim not in (3, 4) or len(output) not in (1, rows):
             return None
         # position embeddings are one row for all

@@ -7,8 +7,6 @@ everything at exit, and enter it in MODIFIERS and in `grammar.py`.
 # ruff: noqa: ARG001, ARG005 - every entry of the registry has one signature, whether or not it
 # needs all of it
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -292,13 +290,6 @@ def _no_compiler(loaded: LoadedModel, others: Others) -> str | None:
     return None
 
 
-_threads = _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count)
-_tf32 = _switching(
-    torch.get_float32_matmul_precision,
-    torch.set_float32_matmul_precision,
-    lambda: "high",
-)
-_reduced = _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS))
 MODIFIERS: dict[str, Modifier] = {
     # N rows, 1..N-1 of other sequences of the same length: same work, different shapes
     "batch": Modifier(lambda batch, rows: nullcontext(replace(batch, rows=rows))),
@@ -309,20 +300,33 @@ MODIFIERS: dict[str, Modifier] = {
     # N masked tokens before or after every row, the prompt's own positions unchanged
     "pad": Modifier(
         lambda batch, side, count: nullcontext(replace(batch, **{f"{side}_padding": count})),
-        refuse=_cannot_mask,
+        _cannot_mask,
     ),
     # what generate() passes; without it a forward with a cache counts its cached tokens
     "positions": Modifier(
         lambda batch, source: nullcontext(replace(batch, gives_positions=True)),
-        refuse=_takes_no_positions,
+        _takes_no_positions,
     ),
     "attn": Modifier(_attn, _no_such_attention),
     "dtype": Modifier(_dtype, _not_representable),
     # CPU kernels share their work among N threads, and some split their reductions accordingly
-    "threads": Modifier(_threads, refuse=_not_on_cpu),
+    "threads": Modifier(
+        _switching(torch.get_num_threads, torch.set_num_threads, lambda count: count),
+        _not_on_cpu,
+    ),
     # operands of float32 products rounded to 10 bits of mantissa
-    "tf32": Modifier(_tf32, refuse=_no_tf32),
-    "sdpa": Modifier(_sdpa, refuse=_no_backend),
-    "reduced": Modifier(_reduced, refuse=_no_reductions),
-    "compile": Modifier(_compile, refuse=_no_compiler),
+    "tf32": Modifier(
+        _switching(
+            torch.get_float32_matmul_precision,
+            torch.set_float32_matmul_precision,
+            lambda: "high",
+        ),
+        _no_tf32,
+    ),
+    "sdpa": Modifier(_sdpa, _no_backend),
+    "reduced": Modifier(
+        _switching(_reductions, _reduce, lambda switch: [switch == "on"] * len(_REDUCTIONS)),
+        _no_reductions,
+    ),
+    "compile": Modifier(_compile, _no_compiler),
 }

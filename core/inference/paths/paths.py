@@ -55,9 +55,8 @@ class Path:
 
     def with_modifier(self, name: str, *values: Value) -> Path:
         """Return the same path with one modifier set to these values."""
-        others = [str(step) for step in (self.base, *self.modifiers) if step.name != name]
-        own = "" if self.engine is None else f"{self.engine.name}:"
-        return parse_path(own + "+".join([*others, str(Step(name, values))]))
+        others = [step for step in self.modifiers if step.name != name]
+        return parse_path(str(replace(self, modifiers=(*others, Step(name, values)))))
 
     @property
     def rows(self) -> int:
@@ -94,8 +93,6 @@ class Path:
         """Return the bytes of the logits on the device at once, for a prompt of `positions`
         tokens.
         """
-        if self.engine is not None:
-            return rows_of_a_chunk(loaded) * loaded.row_bytes
         columns = max(self.forwards(loaded, positions))
         if not self.is_one_piece:
             columns = min(columns, columns_at_once(self.rows, loaded.row_bytes))
@@ -107,7 +104,7 @@ class Path:
         """
         # an engine has a process of its own
         if self.engine is not None:
-            return self.logits_bytes(loaded, positions)
+            return rows_of_a_chunk(loaded) * loaded.row_bytes
         text = loaded.text_config
         hidden = dimension(text, "hidden_size")
         wide = dimension(text, "intermediate_size") or 4 * hidden
@@ -133,7 +130,7 @@ class Path:
         exactly.
         """
         if self.engine is not None:
-            return engine_side.computes_in(self.modifiers, loaded)
+            return engine_side.computes_in(self, loaded)
         return dtype_of(loaded, self.settings)
 
     def contradiction(self) -> str | None:
@@ -156,15 +153,15 @@ class Path:
         or None.
         """
         if self.engine is not None:
-            return engine_side.refusal(self.engine, self.modifiers, loaded)
+            return engine_side.refusal(self, self.engine, loaded)
         others = self.settings
         reasons = [BASES[self.base.name].refuse(loaded, positions, *self.base.values)]
         reasons += [MODIFIERS[name].refuse(loaded, others, *of) for name, of in others.items()]
         return next(filter(None, reasons), None)
 
-    def cannot_continue(self, loaded: LoadedModel, positions: int | None = None) -> str | None:
-        """Return why this path cannot generate, and the fix, or None. positions: tokens to
-        feed
+    def cannot_continue(self, loaded: LoadedModel, positions: int | None) -> str | None:
+        """Return why this path cannot generate after so many tokens (None: any), and the fix, or
+        None.
         """
         if self.engine is not None:
             return f"{self.engine.engine} cannot generate tokens; use a path of transformers"
@@ -208,8 +205,8 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
         default = {"decode": "prefill", "encode": "encode+batch:8"}.get(str(reference), "decode")
         variants = [parse_path(default)]
     paths = [reference, *variants]
-    for number, path in enumerate(paths):
-        if path in paths[:number]:
+    for path in paths:
+        if paths.count(path) > 1:
             raise UsageError(
                 f"path '{path}' is given twice; the sides of a run need different paths.",
             )
@@ -218,14 +215,12 @@ def sides_of(request: CaptureRequest) -> tuple[NamedPath, ...]:
     if repeat == 1:
         return tuple(NamedPath(str(path), path) for path in paths)
     sides = []
-    # the first call fills the cache that the later ones read
     for path in paths:
-        is_filling = path.base.name in ("blocks", "reuse")
-        filling = replace(path, base=Step("prefill")) if is_filling else path
-        sides += [
-            NamedPath(f"{path} call {call}", filling if call == 1 else path)
-            for call in range(1, repeat + 1)
-        ]
+        calls = [path] * repeat
+        if path.base.name in ("blocks", "reuse"):
+            # the first call fills the cache that the later ones read
+            calls[0] = replace(path, base=Step("prefill"))
+        sides += [NamedPath(f"{path} call {number}", call) for number, call in enumerate(calls, 1)]
     return tuple(sides)
 
 
@@ -245,26 +240,20 @@ class _Counting(PromptBatch):
         self.columns_of_forwards.append(self.column_after(stop) - self.column(start))
 
 
+@dataclass(frozen=True)
 class OpenPath:
-    """A model prepared for a path.
+    """A model prepared for a path. asked: as before the modifiers, for its dtype is the run's.
 
     Calling it runs a prompt and checks dtype, width and order of each piece.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        batch: PromptBatch,
-        loaded: LoadedModel,
-    ) -> None:
-        self.path = path
-        self._batch = batch
-        # taken before the modifiers, for its dtype is the run's
-        self._asked = loaded
+    path: Path
+    batch: PromptBatch
+    asked: LoadedModel
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Send `emit` the logits of a prompt's token ids."""
-        self._run(replace(self._batch, prompt=tuple(token_ids)), emit)
+        self._run(replace(self.batch, prompt=tuple(token_ids)), emit)
 
     def continue_prompt(
         self,
@@ -277,8 +266,8 @@ class OpenPath:
         choose(logits[1, vocab]) returns the next token, or None to end, at most `count` times.
         Other rows continue their own texts.
         """
-        watch = self._batch.watch or CacheWatch()
-        batch = replace(self._batch, prompt=tuple(token_ids), watch=watch, room=count)
+        watch = self.batch.watch or CacheWatch()
+        batch = replace(self.batch, prompt=tuple(token_ids), watch=watch, room=count)
         last: Tensor | None = None
 
         def keep_last(position: int, logits: Tensor) -> None:
@@ -295,28 +284,26 @@ class OpenPath:
             own.append(token)
             if len(own) == count:
                 return
-            last = batch.step(batch.tokens_after(own), len(own) - 1, watch.cache)
+            last = batch.step(own, watch.cache)
             position = batch.positions + len(own) - 1
-            self._check(position, position, last)
-            emit(position, last.to(self._asked.torch_dtype))
+            emit(position, self._checked(position, position, last))
 
     def _run(self, batch: PromptBatch, emit: Emit) -> None:
-        check_path(self.path, self._asked, batch.positions)
+        check_path(self.path, self.asked, batch.positions)
         limit = batch.loaded.token_limit
         highest = int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(
                 f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.",
             )
-        restore_state(self._asked.start)
+        restore_state(self.asked.start)
         done = 0
 
         def check_emit(position: int, logits: Tensor) -> None:
             nonlocal done
-            self._check(position, done, logits)
+            checked = self._checked(position, done, logits)
             done += len(logits)
-            # exact, or the path was refused
-            emit(position, logits.to(self._asked.torch_dtype))
+            emit(position, checked)
 
         BASES[self.path.base.name].compute(batch, check_emit, *self.path.base.values)
         expected = batch.loaded.rows_of(batch.prompt)
@@ -326,9 +313,10 @@ class OpenPath:
                 f" {expected}.",
             )
 
-    def _check(self, position: int, done: int, logits: Tensor) -> None:
+    def _checked(self, position: int, done: int, logits: Tensor) -> Tensor:
+        """Return a piece in the run's dtype; CaptureError if it is not the one that follows."""
         label = f"path '{self.path}'"
-        loaded = self._batch.loaded
+        loaded = self.batch.loaded
         if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(
@@ -341,6 +329,8 @@ class OpenPath:
             )
         if position != done:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
+        # exact, or the path was refused
+        return logits.to(self.asked.torch_dtype)
 
 
 def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
@@ -355,17 +345,16 @@ def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
 def open_path(
     path: Path,
     loaded: LoadedModel,
-    watch: CacheWatch | None = None,
     trace: ModuleTrace | None = None,
+    watch: CacheWatch | None = None,
 ) -> Iterator[Any]:
     """Prepare the model for the path; changes of modifiers apply to the whole process until the end
     of the `with`. watch: gets the cache of each forward, which then always makes one; trace:
-    follows the forwards. -> an OpenPath, or the EngineRun of another engine's path
+    follows the forwards. -> an OpenPath, or the run of another engine's path
     """
     check_path(path, loaded, None)
     if path.engine is not None:
-        steps = (path.base, *path.modifiers)
-        yield engine_side.EngineRun(str(path), path.engine, steps, loaded, trace)
+        yield engine_side.engine_run(path, loaded, trace)
         return
     with ExitStack() as stack:
         batch = PromptBatch(loaded, watch=watch, trace=trace)

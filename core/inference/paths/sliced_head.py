@@ -6,8 +6,6 @@ times smaller. So above SLICE_BYTES the model is called again for each slice, wi
 cached.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -46,37 +44,30 @@ def sliced_logits(
     body = getattr(model, model.base_model_prefix, None)
     if stop - start <= size or not isinstance(body, torch.nn.Module) or body is model:
         return emit_slices(model(**arguments).logits)
-    standing = _Standing(body.forward)
-    with attribute_replaced(body, "forward", standing):
+    whole: Any = None
+    columns = slice(None)
+    forward = body.forward
+
+    def of_columns(*positional: Any, **keywords: Any) -> Any:
+        """Run the body once, and hand on its hidden states of the columns."""
+        nonlocal whole
+        if whole is None:
+            whole = forward(*positional, **keywords)
+        if isinstance(whole, tuple):
+            return (whole[0][:, columns], *whole[1:])
+        hidden = whole.last_hidden_state[:, columns]
+        return type(whole)(**{**whole, "last_hidden_state": hidden})
+
+    with attribute_replaced(body, "forward", of_columns):
         for first in range(start, stop, size):
-            standing.columns = slice(first, min(first + size, stop))
+            columns = slice(first, min(first + size, stop))
             logits = model(**arguments).logits
-            if standing.output is None:
+            if whole is None:
                 return emit_slices(logits)
             emit(logits)
             # gone before the next one is computed
             del logits
     return None
-
-
-class _Standing:
-    """Replacement for `body.forward` that caches hidden states, so that the LM head can be applied
-    in slices.
-    """
-
-    def __init__(self, forward: Callable[..., Any]) -> None:
-        self.columns = slice(None)
-        self.output: Any = None
-        self._forward = forward
-
-    def __call__(self, *positional: Any, **keywords: Any) -> Any:
-        if self.output is None:
-            self.output = self._forward(*positional, **keywords)
-        if isinstance(self.output, tuple):
-            return (self.output[0][:, self.columns], *self.output[1:])
-        return type(self.output)(
-            **{**self.output, "last_hidden_state": self.output.last_hidden_state[:, self.columns]},
-        )
 
 
 @contextmanager

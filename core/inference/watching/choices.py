@@ -1,7 +1,5 @@
 """Choices of a capture, recorded in the forwards whose logits are stored."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pyarrow as pa
@@ -16,7 +14,6 @@ class ChoiceRecorder:
     """Records what the model chooses on one side, prompt by prompt. positions: of the longest."""
 
     def __init__(self, positions: int) -> None:
-        self._positions = positions
         # in which they were first made
         self._order: list[Call] = []
         # of the scores what `choice_rows` takes
@@ -25,22 +22,18 @@ class ChoiceRecorder:
     def take(self, side: int, prompt: int) -> Iterator[pa.Table]:
         """Yield rows of the prompt's choices, by call, and forget them."""
         noted = self._noted
-        self._noted = Choices(self._positions)
+        self._noted = Choices(noted.positions)
         self._order += [call for call in noted.ids if call not in self._order]
         for call, ids in noted.ids.items():
             cut = noted.scores[call]
-            dtype = str(cut.dtype).removeprefix("torch.")
-            ordinal = self._order.index(call)
-            chosen = ids[:, 0].numpy()
-            figures = cut[:, 0].double().numpy()
             yield choice_rows(
                 side,
                 prompt,
-                ordinal,
+                self._order.index(call),
                 call,
-                chosen,
-                figures,
-                dtype,
+                ids[:, 0].numpy(),
+                cut[:, 0].double().numpy(),
+                str(cut.dtype).removeprefix("torch."),
             )
 
     def note(

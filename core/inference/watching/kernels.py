@@ -5,17 +5,15 @@ On CUDA the profiler names each kernel. On a CPU it knows operations only; oneDN
 implementation on standard output. Forward hooks assign every kernel to the innermost module.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re
 import sys
 import tempfile
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
-from functools import cache
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import cache, partial
 from itertools import takewhile
 from typing import IO, Any
 
@@ -67,22 +65,38 @@ Launches = defaultdict[tuple[str, str, str, str], list[float]]
 class _ProfiledForwards(ModuleTrace):
     """Profiles the forwards of a model that are picked. A forward that a path announces may be
     several calls of the model, one for each slice of its logits.
+
+    hooks: what marks the modules while a forward is profiled.
     """
 
-    def __init__(self, device: str) -> None:
+    def __init__(self, device: str, hooks: Callable[..., AbstractContextManager[None]]) -> None:
         super().__init__()
-        self._device = device
+        self._device, self._hooks = device, hooks
         self.picks: Collection[int] = ()
         self.count = 0
         self.launches = Launches(list)
 
     @contextmanager
     def forward(self, *_: int) -> Iterator[None]:
-        """Profile a forward if it is picked."""
-        is_picked = self.count in self.picks
+        """Profile a forward if it is picked; add its operations and kernels to `launches`."""
         self.count += 1
-        with _profile_forward(self._device, self.launches) if is_picked else nullcontext():
+        if self.count - 1 not in self.picks:
             yield
+            return
+        activities = [ProfilerActivity.CPU]
+        if self._device.startswith("cuda"):
+            activities.append(ProfilerActivity.CUDA)
+        with tempfile.TemporaryFile() as file:
+            with (
+                profile(activities=activities, record_shapes=True, acc_events=True) as profiler,
+                _library_lines(self._device, file),
+                self._hooks(file),
+            ):
+                yield
+            _add_operations(profiler.events() or [], self.launches)
+            file.seek(0)
+            lines = file.read().decode(errors="replace").split("\n")
+            _add_library_lines(lines, self.launches)
 
 
 def kernels_of(
@@ -102,13 +116,13 @@ def kernels_of(
     total = len(path.forwards(loaded, len(ids)))
     half = FORWARDS // 2
     picks = [n for n in range(total) if not half <= n < total - half]
-    forwards = _ProfiledForwards(loaded.device)
+    # a compiler would compile hooks into the model
+    hooks = nullcontext if path.is_one_piece else partial(_modules_say_their_names, loaded.model)
+    forwards = _ProfiledForwards(loaded.device, hooks)
     _set_up_libraries()
     with (
         model_errors_stop(f"'{path}'", "choose a shorter prompt"),
-        open_path(path, loaded, trace=forwards) as run,
-        # a compiler would compile hooks into the model
-        nullcontext() if path.is_one_piece else _modules_say_their_names(loaded.model),
+        open_path(path, loaded, forwards) as run,
     ):
         if path.is_one_piece:
             run(ids, ignore)
@@ -130,22 +144,24 @@ def _set_up_libraries() -> None:
 
 
 @contextmanager
-def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
-    """Mark every module's forward by a range of the profiler, and by lines on standard output while
-    that is read.
+def _modules_say_their_names(model: torch.nn.Module, file: IO[bytes]) -> Iterator[None]:
+    """Mark every module's forward by a range of the profiler, and by lines among those of the
+    libraries.
     """
-    open_ranges = []
+    ranges = []
+
+    def say(line: str) -> None:
+        _libc().fflush(None)
+        os.write(file.fileno(), (line + "\n").encode())
 
     def enter(name: str) -> None:
-        span = record_function(_MODULE + name)
-        span.__enter__()
-        open_ranges.append(span)
-        _say(_ENTER + name)
+        ranges.append(record_function(_MODULE + name))
+        ranges[-1].__enter__()
+        say(_ENTER + name)
 
     def leave(*_: Any) -> None:
-        _say(_LEAVE)
-        if open_ranges:
-            open_ranges.pop().__exit__(None, None, None)
+        say(_LEAVE)
+        ranges.pop().__exit__(None, None, None)
 
     with ExitStack() as hooks:
         for name, module in model.named_modules():
@@ -157,35 +173,9 @@ def _modules_say_their_names(model: torch.nn.Module) -> Iterator[None]:
         yield
 
 
-_reading: list[int] = []  # the file that standard output goes to while a forward runs
-
-
-def _say(line: str) -> None:
-    if _reading:
-        _libc().fflush(None)
-        os.write(_reading[-1], (line + "\n").encode())
-
-
 @cache
 def _libc() -> ctypes.CDLL:
     return ctypes.CDLL(None)
-
-
-@contextmanager
-def _profile_forward(device: str, launches: Launches) -> Iterator[None]:
-    """Profile one forward; add its operations and kernels to `launches`."""
-    activities = [ProfilerActivity.CPU]
-    if device.startswith("cuda"):
-        activities.append(ProfilerActivity.CUDA)
-    with tempfile.TemporaryFile() as file:
-        with (
-            profile(activities=activities, record_shapes=True, acc_events=True) as profiler,
-            _library_lines(device, file),
-        ):
-            yield
-        _add_operations(profiler.events() or [], launches)
-        file.seek(0)
-        _add_library_lines(file.read().decode(errors="replace").split("\n"), launches)
 
 
 @contextmanager
@@ -198,16 +188,13 @@ def _library_lines(device: str, file: IO[bytes]) -> Iterator[None]:
     _libc().fflush(None)
     stdout = os.dup(1)
     os.dup2(file.fileno(), 1)
-    _reading.append(1)
     try:
         with ExitStack() as modes:
-            if torch.backends.mkldnn.is_available():
-                modes.enter_context(torch.backends.mkldnn.verbose(torch.backends.mkldnn.VERBOSE_ON))
-            if torch.backends.mkl.is_available():
-                modes.enter_context(torch.backends.mkl.verbose(torch.backends.mkl.VERBOSE_ON))
+            for library in (torch.backends.mkldnn, torch.backends.mkl):
+                if library.is_available():
+                    modes.enter_context(library.verbose(library.VERBOSE_ON))
             yield
     finally:
-        _reading.pop()
         sys.stdout.flush()
         _libc().fflush(None)
         os.dup2(stdout, 1)

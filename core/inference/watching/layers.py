@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
@@ -78,8 +78,7 @@ def plan_layers(
         )
     # a dry run has shapes only
     has_weights = not any(parameter.is_meta for parameter in loaded.model.parameters())
-    refusal = reordering_refusal(loaded.model) if seeds and has_weights else None
-    if refusal:
+    if seeds and has_weights and (refusal := reordering_refusal(loaded.model)):
         raise CaptureError(
             f"the noise floor of the modules: {refusal}; capture with --layer-floor 0.",
         )
@@ -87,12 +86,12 @@ def plan_layers(
     row_bytes = width * loaded.torch_dtype.itemsize
     room = max(1, min(SPOOL_BYTES // row_bytes, MOST_CELLS // (len(modules) + 1)))
     begins = np.cumsum([0, *lengths])
+    total = int(begins[-1])
     wanted: list[int] = []
     for begin, length in zip(begins[:-1], lengths, strict=True):
         wanted += [begin + place for place in request.layer_positions if place < length]
-    wanted += [*(begins[1:] - 1)]
-    # evenly spread
-    wanted += [*np.linspace(0, begins[-1] - 1, min(int(begins[-1]), room)).astype(int)]
+    # the last ones, and others evenly spread
+    wanted += [*(begins[1:] - 1), *np.linspace(0, total - 1, min(total, room)).astype(int)]
     rows = np.sort(list(dict.fromkeys(wanted))[:room])
     places = tuple(
         tuple((rows[(rows >= a) & (rows < b)] - a).tolist()) for a, b in pairwise(begins)
@@ -166,10 +165,10 @@ class SpooledOutputs(ModuleTrace):
         if module is None:
             if self._side != 0:
                 return
-            module = LayerModule(len(self._of.order), name, "head", None)
+            watched = self._of.modules.get(module_of_call(name))
             # the logits belong to no module
-            if watched := self._of.modules.get(module_of_call(name)):
-                module = replace(module, kind=watched.kind, block=watched.block)
+            kind, block = (watched.kind, watched.block) if watched else ("head", None)
+            module = LayerModule(len(self._of.order), name, kind, block)
             self._of.order[name] = module
         waiting = self._waiting.get(name)
         if waiting is not None and not waiting.takes(output, first):
@@ -179,12 +178,12 @@ class SpooledOutputs(ModuleTrace):
         room = max(1, self._of.part_bytes // row_bytes)
         if waiting is None and len(output) >= room:
             at_once = max(1, _LARGEST_PART_BYTES // row_bytes)
-            for start in range(0, len(output), at_once):
-                piece = output[start : start + at_once]
-                self._emit(module, first + start, piece.clone() if self._of.is_kept else piece)
+            for piece in output.split(at_once):
+                self._emit(module, first, piece.clone() if self._of.is_kept else piece)
+                first += len(piece)
             return
         if waiting is None:
-            space = torch.empty((room, output.shape[1]), dtype=output.dtype, device=output.device)
+            space = output.new_empty((room, output.shape[1]))
             waiting = self._waiting[name] = _RowBuffer(module, first, space)
         waiting.add(output)
 
@@ -197,13 +196,8 @@ class SpooledOutputs(ModuleTrace):
         first: int,
         output: Tensor,
     ) -> None:
-        part = LayerPart(
-            self._number,
-            module,
-            first,
-            bits_of(output),
-            _DTYPES[output.dtype],
-        )
+        dtype = _DTYPES[output.dtype]
+        part = LayerPart(self._number, module, first, bits_of(output), dtype)
         self._of.sink.write(self._side, part)
 
 
@@ -220,7 +214,7 @@ class _RowBuffer:
         return (
             first == self.first + self.filled
             and self.filled + len(output) <= len(self.space)
-            and output.shape[1] == self.space.shape[1]
+            and output.shape[1:] == self.space.shape[1:]
             and output.dtype == self.space.dtype
         )
 

@@ -3,8 +3,6 @@ after each block; not modules without an output per position and row (rotary tab
 single experts).
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -67,9 +65,15 @@ def watched_modules(model: Any) -> list[WatchedModule]:
         # an activation in a mixer, whose axes have another order
         if kind == "other" and not _has_weights(module):
             continue
-        modules.append(
-            WatchedModule(name, module, kind, block, _width(module, kind, hidden, config)),
-        )
+        width = hidden
+        if isinstance(module, nn.Linear):
+            width = module.out_features
+        elif isinstance(module, Conv1D):
+            width = module.nf
+        elif kind == "mlp" and not _has_weights(module):
+            # an activation
+            width = dimension(config, "intermediate_size") or 4 * hidden
+        modules.append(WatchedModule(name, module, kind, block, width))
     return modules
 
 
@@ -127,13 +131,3 @@ def _kind(place: str, name: str, module: nn.Module) -> str:
 
 def _has_weights(module: nn.Module) -> bool:
     return next(module.parameters(), None) is not None
-
-
-def _width(module: nn.Module, kind: str, hidden: int, config: Any) -> int:
-    if isinstance(module, nn.Linear):
-        return int(module.out_features)
-    if isinstance(module, Conv1D):
-        return int(module.nf)
-    if kind == "mlp" and not _has_weights(module):  # an activation
-        return dimension(config, "intermediate_size") or 4 * hidden
-    return hidden

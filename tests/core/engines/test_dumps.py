@@ -5,6 +5,7 @@ torchtitan, against transformers; files that want more than to be read.
 import importlib
 import os
 import sys
+from contextlib import ExitStack, contextmanager
 
 import pytest
 import torch
@@ -13,10 +14,8 @@ from core.checks.modules_alone import LARGEST_ALONE
 from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_alone import modules_alone
-from core.inference.paths.engines import side_of
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import logits_of, on_cpu
+from tests.core.inference.sameness import alone, logits_of, on_cpu
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -40,29 +39,25 @@ def outputs_of(model, ids, past, start):
     """What the modules of the model put out for tokens that follow a cache, and what its norms were
     given.
     """
-    found, given, handles = {}, {}, []
-    for name, module in model.named_modules():
+    found, given = {}, {}
 
-        def see(_, inputs, output, name=name):
-            first = output[0] if isinstance(output, tuple) else output
-            if isinstance(first, torch.Tensor):
-                found[name] = first[0].clone()
-            if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].ndim == 3:
-                given[name] = inputs[0][0].clone()
+    def see(name, inputs, output):
+        first = output[0] if isinstance(output, tuple) else output
+        if isinstance(first, torch.Tensor):
+            found[name] = first[0].clone()
+        if inputs and isinstance(inputs[0], torch.Tensor) and inputs[0].ndim == 3:
+            given[name] = inputs[0][0].clone()
 
-        handles.append(module.register_forward_hook(see))
-    try:
-        with torch.inference_mode():
-            place = torch.arange(start, start + len(ids))[None]
-            past = model(
-                torch.tensor([ids]),
-                past_key_values=past,
-                position_ids=place,
-                use_cache=True,
-            ).past_key_values
-    finally:
-        for handle in handles:
-            handle.remove()
+    with ExitStack() as hooks, torch.inference_mode():
+        for name, module in model.named_modules():
+            hook = module.register_forward_hook(lambda _, *call, name=name: see(name, *call))
+            hooks.enter_context(hook)
+        past = model(
+            torch.tensor([ids]),
+            past_key_values=past,
+            position_ids=torch.arange(start, start + len(ids))[None],
+            use_cache=True,
+        ).past_key_values
     return found, given, past
 
 
@@ -82,15 +77,13 @@ def as_sglang(model, steps, folder):
         entries = {"model.embed_tokens": found["model.embed_tokens"]}
         for block in range(model.config.num_hidden_layers):
             stem = f"model.layers.{block}."
-            entries[stem + "self_attn.qkv_proj"] = torch.cat(
-                [found[f"{stem}self_attn.{p}_proj"] for p in "qkv"],
-                -1,
-            )
-            entries[stem + "self_attn.o_proj"] = found[stem + "self_attn.o_proj"]
-            gates = [found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up")]
-            entries[stem + "mlp.gate_up_proj"] = torch.cat(gates, -1)
-            entries[stem + "mlp.act_fn"] = torch.nn.functional.silu(gates[0]) * gates[1]
-            entries[stem + "mlp.down_proj"] = found[stem + "mlp.down_proj"]
+            heads = [found[f"{stem}self_attn.{part}_proj"] for part in "qkv"]
+            entries[stem + "self_attn.qkv_proj"] = torch.cat(heads, -1)
+            gate, up = (found[f"{stem}mlp.{part}_proj"] for part in ("gate", "up"))
+            entries[stem + "mlp.gate_up_proj"] = torch.cat([gate, up], -1)
+            entries[stem + "mlp.act_fn"] = torch.nn.functional.silu(gate) * up
+            for part in ("self_attn.o_proj", "mlp.down_proj"):
+                entries[stem + part] = found[stem + part]
             for norm in ("input_layernorm", "post_attention_layernorm"):
                 entries[stem + norm] = [found[stem + norm], given[stem + norm]]
         entries["model.layers.0.input_layernorm"] = found["model.layers.0.input_layernorm"]
@@ -155,44 +148,41 @@ def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, 
     as_sglang(loaded.model, steps, folder)
     replayed = logits_of("rollout:replay", loaded, IDS)
     assert float((replayed - logits_of("prefill", loaded, IDS)).abs().max()) < 1e-4
-    with torch.inference_mode():
-        found = modules_alone(loaded, IDS, side_of("rollout:replay"))
-    assert {
-        "model.embed_tokens",
-        "model.layers.2",
-        "model.layers.0",
-        "model.layers.1.self_attn.k_proj",
-    } <= set(found.names)
+    found = alone("rollout:replay", loaded, IDS)
+    names = {"model.embed_tokens", "model.layers.2", "model.layers.0"}
+    assert names | {"model.layers.1.self_attn.k_proj"} <= set(found.names)
     assert len(found.names) >= 30
     assert found.ratios.max() < LARGEST_ALONE / 2
 
 
 def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folder):
     as_torchtitan(loaded.model, IDS, folder)
-    with torch.inference_mode():
-        found = modules_alone(loaded, IDS, side_of("rollout:replay"))
-        # a prompt may be a part of a forward
-        part, whole = (logits_of("rollout:replay", loaded, ids) for ids in (IDS[:7], IDS))
-        assert torch.allclose(part, whole[:7])
-    assert {
-        "model.layers.1.self_attn.q_proj",
-        "model.layers.1.self_attn.k_proj",
-        "model.layers.2",
-    } <= set(found.names)
+    found = alone("rollout:replay", loaded, IDS)
+    # a prompt may be a part of a forward
+    part, whole = (logits_of("rollout:replay", loaded, ids) for ids in (IDS[:7], IDS))
+    assert torch.allclose(part, whole[:7])
+    names = {f"model.layers.1.self_attn.{part}_proj" for part in "qk"}
+    assert names | {"model.layers.2"} <= set(found.names)
     assert found.ratios.max() < LARGEST_ALONE / 2
+
+
+@contextmanager
+def scaled(loaded, scale, row=slice(None)):
+    """Another projection of the second block inside the `with`."""
+    weight = loaded.model.model.layers[1].self_attn.o_proj.weight.data
+    kept = weight.clone()
+    try:
+        weight[row] *= scale
+        yield
+    finally:
+        weight.copy_(kept)
 
 
 @pytest.mark.spread(1)
 @pytest.mark.parametrize("is_faulty", [True, False])
 def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder, is_faulty):
-    weight = loaded.model.model.layers[1].self_attn.o_proj.weight
-    kept = weight.data[7].clone()
-    try:
-        if is_faulty:
-            weight.data[7] = 0
+    with scaled(loaded, 0.0 if is_faulty else 1.0, row=7):
         as_sglang(loaded.model, (IDS,), folder)
-    finally:
-        weight.data[7] = kept
     found = judge(loaded, [IDS], variant="rollout:replay")
     assert found.name == ("bug suspected" if is_faulty else "rounding"), found.because
     if is_faulty:
@@ -207,13 +197,8 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
     a tenth larger.
     """
     narrow = on_cpu(MODEL, "bfloat16")
-    weight = narrow.model.model.layers[1].self_attn.o_proj.weight
-    kept = weight.data.clone()
-    try:
-        weight.data.mul_(scale)
+    with scaled(narrow, scale):
         as_sglang(narrow.model, (IDS,), folder)
-    finally:
-        weight.data.copy_(kept)
     found = judge(narrow, [IDS], variant="rollout:replay")
     assert found.name == verdict, found.because
     (drawn,) = rows_of(found.evidence, "error against float32")
@@ -221,7 +206,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
 
 
 @pytest.fixture
-def replay(folder, monkeypatch):
+def refused(folder, monkeypatch):
     """The adapter in this process: a refusal of its own, without an interpreter that loads torch
     first.
     """
@@ -229,20 +214,17 @@ def replay(folder, monkeypatch):
     adapter = importlib.import_module("replay_dump")
     monkeypatch.setattr(sys, "argv", ["replay_dump.py", str(folder)])
 
-    def call(ids=IDS, dtype="float32"):
-        _, run = adapter.load({"model": MODEL, "dtype": dtype})
-        run(ids, lambda *_, **__: None)
+    def call(match, ids=IDS, dtype="float32"):
+        with pytest.raises(adapter.Refused, match=match):
+            adapter.load({"model": MODEL, "dtype": dtype})[1](ids, lambda *_, **__: None)
 
-    call.refusal = importlib.import_module("ulpscope_engine").Refused
     return call
 
 
-def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder, replay):
+def test_a_dump_of_another_dtype_or_prompt_is_refused_in_one_sentence(loaded, folder, refused):
     as_sglang(loaded.model, (IDS,), folder)
-    with pytest.raises(replay.refusal, match="folder have the 3 tokens"):
-        replay((1, 2, 3))
-    with pytest.raises(replay.refusal, match="is float32, not bfloat16"):
-        replay(dtype="bfloat16")
+    refused("folder have the 3 tokens", (1, 2, 3))
+    refused("is float32, not bfloat16", dtype="bfloat16")
 
 
 class Calls:
@@ -252,39 +234,29 @@ class Calls:
         return os.mkdir, ("called",)
 
 
-def test_nothing_in_a_file_is_executed(folder, monkeypatch, tmp_path, replay):
+def test_nothing_in_a_file_is_executed(folder, monkeypatch, tmp_path, refused):
     monkeypatch.chdir(tmp_path)
     torch.save({"model.norm": Calls()}, folder / "Pass00000.pt")
-    with pytest.raises(replay.refusal, match=r"Pass00000\.pt holds more than tensors"):
-        replay()
+    refused(r"Pass00000\.pt holds more than tensors")
     assert not (tmp_path / "called").exists()
 
 
-def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder, replay):
+def test_files_that_are_no_dumps_are_refused_in_one_sentence(loaded, folder, refused):
     path = folder / "Pass00000.pt"
     as_torchtitan(loaded.model, IDS, folder)
-    whole = (folder / "step.pt").read_bytes()
-    (folder / "step.pt").unlink()
-    path.write_bytes(whole[: len(whole) // 2])
-    with pytest.raises(
-        replay.refusal,
-        match=r"Pass00000\.pt holds more than tensors, or is damaged",
-    ):
-        replay()
+    (folder / "step.pt").rename(path)
+    path.write_bytes(path.read_bytes()[:9999])
+    refused(r"Pass00000\.pt holds more than tensors, or is damaged")
     torch.save([torch.zeros(2)], path)
-    with pytest.raises(replay.refusal, match="not a dict of module name"):
-        replay()
+    refused("not a dict of module name")
     torch.save({"model.norm": torch.zeros(3, 64)}, path)
-    with pytest.raises(replay.refusal, match="has input_ids"):
-        replay()
+    refused("has input_ids")
     torch.save({"input_ids": torch.tensor([1, 2])}, path)
-    with pytest.raises(replay.refusal, match="has neither logits"):
-        replay()
+    refused("has neither logits")
 
 
-def test_dumps_of_several_processes_are_refused(loaded, folder, replay):
+def test_dumps_of_several_processes_are_refused(loaded, folder, refused):
     as_sglang(loaded.model, (IDS,), folder)
     (folder / "TP1_PP0_Rank1_pid8").mkdir()
     torch.save({"model.norm": torch.zeros(3, 64)}, folder / "TP1_PP0_Rank1_pid8" / "Pass00000.pt")
-    with pytest.raises(replay.refusal, match="dumps of 2 processes"):
-        replay()
+    refused("dumps of 2 processes")

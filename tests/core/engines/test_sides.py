@@ -1,10 +1,11 @@
 """Engines as sides: real ones, against transformers, in the run file and on trial."""
 
+import re
 import sys
 
 import pytest
 import torch
-import transformers
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from benchmarks.families import tiny_family, tiny_prompts
 from benchmarks.verdicts.other_engines import (
@@ -19,14 +20,14 @@ from core.checks.modules_alone import LARGEST_ALONE
 from core.engines import registry
 from core.errors import CaptureError, UsageError
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_alone import ModuleOutputs, modules_alone
+from core.inference.controls.modules_alone import ModuleOutputs
 from core.inference.models import engine_files
 from core.inference.models.model import loaded_from
 from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import logits_of, on_cpu
+from tests.core.inference.sameness import alone, logits_of, on_cpu
 from tests.covering import thorough
 from tests.places import ROOT
 
@@ -109,59 +110,58 @@ _LLAMA3 = {
     "high_freq_factor": 4.0,
     "original_max_position_embeddings": 32,
 }
+# what a family's shape has besides
 FAMILIES = {
-    "llama": transformers.LlamaConfig(**_SHAPE),
-    "llama, own head": transformers.LlamaConfig(**_SHAPE, tie_word_embeddings=False),
-    "llama 3 RoPE": transformers.LlamaConfig(**_SHAPE, rope_parameters=_LLAMA3),
-    "mistral": transformers.MistralConfig(**_SHAPE, head_dim=16, sliding_window=None),
-    "qwen2": transformers.Qwen2Config(**_SHAPE),
-    "qwen3": transformers.Qwen3Config(**_SHAPE, head_dim=32),
-    "gemma": transformers.GemmaConfig(**_SHAPE, head_dim=16, pad_token_id=0),
+    "llama": {},
+    "llama, own head": {"tie_word_embeddings": False},
+    "llama 3 RoPE": {"rope_parameters": _LLAMA3},
+    "mistral": {"head_dim": 16, "sliding_window": None},
+    "qwen2": {},
+    "qwen3": {"head_dim": 32},
+    "gemma": {"head_dim": 16, "pad_token_id": 0},
 }
+
+
+def random_model(kind, **settings):
+    torch.manual_seed(3)
+    return AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **settings)).float().eval()
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_gguf_written_here_is_the_model(family):
-    torch.manual_seed(3)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES[family]).float().eval()
+    kind, *_ = re.findall(r"\w+", family)
+    model = random_model(kind, **_SHAPE, **FAMILIES[family])
     with torch.no_grad():
         # norms that are not 1, biases that are not 0, attention that looks around
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
     tiny, tokens = loaded_from(model), list(range(1, 100, 2))
-    reference, found = (
-        logits_of("prefill", tiny, tokens),
-        logits_of(f"llamacpp:prefill+{WIDE}", tiny, tokens),
-    )
+    reference = logits_of("prefill", tiny, tokens)
+    found = logits_of(f"llamacpp:prefill+{WIDE}", tiny, tokens)
     # llama.cpp looks GELU up in a table of float16, even if all else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
     assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
 
 
 def test_a_family_that_is_not_written_is_refused():
-    model = transformers.AutoModelForCausalLM.from_config(
-        transformers.GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64),
-    ).eval()
+    model = random_model("gpt2", n_embd=32, n_layer=1, n_head=2, vocab_size=64)
     with pytest.raises(CaptureError, match="no GGUF of a 'gpt2' model"):
         logits_of("llamacpp:prefill", loaded_from(model), [1, 2])
 
 
 def test_weights_that_a_dtype_does_not_hold_are_not_rounded_in_silence():
-    torch.manual_seed(1)
-    model = transformers.AutoModelForCausalLM.from_config(FAMILIES["llama"]).float().eval()
+    model = random_model("llama", **_SHAPE)
     with pytest.raises(CaptureError, match="does not hold the model's"):
         logits_of("llamacpp:prefill+weights:bf16", loaded_from(model), [1, 2])
 
 
 def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
     before = engine_files.digest_of(loaded)
-    weight = loaded.model.model.norm.weight
-    with torch.no_grad():
-        kept = weight[0].clone()
-        weight[0] += 1
-        changed = engine_files.digest_of(loaded)
-        weight[0] = kept
-    assert changed != before
+    weight = loaded.model.model.norm.weight.data
+    kept = weight[0].clone()
+    weight[0] += 1
+    assert engine_files.digest_of(loaded) != before
+    weight[0] = kept
     assert engine_files.digest_of(loaded) == before
 
 
@@ -175,21 +175,18 @@ def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     assert found.name == verdict, found.because
 
 
+ATTENTIONS = {f"model.layers.{n}.self_attn" for n in range(3)}
+NORMS = {
+    f"model.layers.{n}.{norm}_layernorm" for n in range(3) for norm in ("input", "post_attention")
+}
 MODULES_OF = {
-    "RoPE's base 5 % larger": {f"model.layers.{n}.self_attn" for n in range(3)},
-    "the norms' epsilon 1e-3": {
-        "model.norm",
-        *(
-            f"model.layers.{n}.{norm}"
-            for n in range(3)
-            for norm in ("input_layernorm", "post_attention_layernorm")
-        ),
-    },
+    "RoPE's base 5 % larger": ATTENTIONS,
+    "the norms' epsilon 1e-3": {"model.norm", *NORMS},
     "a row of a projection zero": {"model.layers.1.self_attn"},
     "two heads swapped": {"model.layers.1.self_attn.q_proj"},
     "a block transposed": {"model.layers.2.self_attn"},
     "a norm left out": {"model.layers.1.post_attention_layernorm"},
-    SCALED: {f"model.layers.{n}.self_attn" for n in range(3)},
+    SCALED: ATTENTIONS,
 }
 
 
@@ -304,14 +301,9 @@ def test_the_modules_of_a_sound_engine_are_transformers_own(loaded, ids, path):
     """By name and by value, at every position: 10 norms, embedding and blocks at least, none beyond
     rounding.
     """
-    with torch.inference_mode():
-        found = modules_alone(loaded, ids, side_of(path))
-    assert {
-        "model.embed_tokens",
-        "model.layers.2",
-        "model.layers.0.self_attn.k_proj",
-        "model.norm",
-    } <= set(found.names)
+    found = alone(path, loaded, ids)
+    names = {"model.embed_tokens", "model.layers.2", "model.layers.0.self_attn.k_proj"}
+    assert names | {"model.norm"} <= set(found.names)
     assert len(found.names) >= 32
     assert found.ratios.max() < LARGEST_ALONE / 2
 
@@ -349,8 +341,7 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
 ):
     found = judge(loaded, [ids[:24]], variant=path)
     assert found.name == "rounding", found.because
-    with torch.inference_mode():
-        modules = modules_alone(loaded, ids[:24], side_of(path))
+    modules = alone(path, loaded, ids[:24])
     assert len(modules.names) >= 32
     assert modules.ratios.max() < LARGEST_ALONE
 
@@ -359,8 +350,7 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
 @pytest.mark.engine
 def test_only_the_activations_of_a_gemma_differ_in_mlx():
     gemma = tiny_family("gemma")
-    with torch.inference_mode():
-        modules = modules_alone(gemma, tiny_prompts(gemma)[1], side_of("mlx:prefill"))
+    modules = alone("mlx:prefill", gemma, tiny_prompts(gemma)[1])
     named = zip(modules.names, modules.ratios.max(axis=1), strict=True)
     wrong = {name for name, ratio in named if ratio > LARGEST_ALONE}
     # mlx-lm 0.32 has the exact GELU

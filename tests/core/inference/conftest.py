@@ -8,28 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from tokenizers import ByteLevelBPETokenizer
-from transformers import (
-    AutoModelForCausalLM,
-    BambaConfig,
-    BloomConfig,
-    Gemma2Config,
-    Gemma3TextConfig,
-    GPT2Config,
-    GPTNeoXConfig,
-    Lfm2Config,
-    LlamaConfig,
-    Mamba2Config,
-    MambaConfig,
-    MiniMaxConfig,
-    MistralConfig,
-    MixtralConfig,
-    OpenAIGPTConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2MoeConfig,
-    Qwen3Config,
-    RwkvConfig,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFast
 
 from core.inference.models.torch_errors import quiet
 from tests.core.inference.sameness import on_cpu
@@ -44,7 +23,7 @@ VOCAB = 384
 CONTEXT = 96
 # of the sliding-window models: far shorter than the prompts, so that caches do drop tokens
 WINDOW = 8
-_SHAPE = {
+SHAPE = {
     "vocab_size": VOCAB,
     "hidden_size": 48,
     "intermediate_size": 96,
@@ -57,119 +36,82 @@ _SHAPE = {
     "bos_token_id": 0,
     "eos_token_id": 0,
 }
+# of families that derive the width of the MLP and of a key themselves
+FEWER = {key: SHAPE[key] for key in SHAPE.keys() - {"intermediate_size", "num_key_value_heads"}}
+# by name, with the type of the model if that is another word
 CONFIGS = {
-    "llama": lambda: LlamaConfig(**_SHAPE),
-    "gpt2": lambda: GPT2Config(
-        vocab_size=VOCAB,
-        n_embd=48,
-        n_layer=2,
-        n_head=4,
-        n_positions=CONTEXT,
-        initializer_range=0.2,
-        bos_token_id=0,
-        eos_token_id=0,
-    ),
-    "qwen2": lambda: Qwen2Config(**_SHAPE, tie_word_embeddings=True),
-    "mixtral": lambda: MixtralConfig(
-        **_SHAPE,
-        num_local_experts=4,
-        num_experts_per_tok=2,
-        sliding_window=None,
-    ),
-    "qwen3": lambda: Qwen3Config(**_SHAPE, head_dim=12),
-    "mistral": lambda: MistralConfig(**_SHAPE, sliding_window=None),
-    "mistral-window": lambda: MistralConfig(**_SHAPE, sliding_window=WINDOW),
+    "llama": SHAPE,
+    "gpt2": FEWER,
+    "qwen2": SHAPE | {"tie_word_embeddings": True},
+    "mixtral": SHAPE | {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    "qwen3": SHAPE | {"head_dim": 12},
+    "mistral": SHAPE | {"sliding_window": None},
+    "mistral-window": SHAPE | {"model_type": "mistral", "sliding_window": WINDOW},
     # One windowed and one full layer each; soft caps low enough to bite at these weights.
-    "gemma2": lambda: Gemma2Config(
-        **_SHAPE,
-        head_dim=12,
-        sliding_window=WINDOW,
-        attn_logit_softcapping=5.0,
-        final_logit_softcapping=10.0,
-    ),
-    "gemma3": lambda: Gemma3TextConfig(
-        **_SHAPE,
-        head_dim=12,
-        sliding_window=WINDOW,
-        layer_types=["sliding_attention", "full_attention"],
-    ),
-    "gpt-neox": lambda: GPTNeoXConfig(
-        **{k: v for k, v in _SHAPE.items() if k != "num_key_value_heads"},
-    ),
-    "qwen2-moe": lambda: Qwen2MoeConfig(
-        **_SHAPE,
-        num_experts=4,
-        num_experts_per_tok=2,
-        moe_intermediate_size=48,
-        shared_expert_intermediate_size=48,
-    ),
+    "gemma2": SHAPE
+    | {
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "attn_logit_softcapping": 5.0,
+        "final_logit_softcapping": 10.0,
+    },
+    "gemma3": SHAPE
+    | {
+        "model_type": "gemma3_text",
+        "head_dim": 12,
+        "sliding_window": WINDOW,
+        "layer_types": ["sliding_attention", "full_attention"],
+    },
+    "gpt-neox": FEWER | {"intermediate_size": 96},
+    "qwen2-moe": SHAPE
+    | {
+        "num_experts": 4,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 48,
+        "shared_expert_intermediate_size": 48,
+    },
     # These cannot take every path: a running state next to attention, positions that cannot be
     # given, no cache of keys at all.
-    "longrope": lambda: LlamaConfig(
-        **_SHAPE,
-        rope_parameters={
+    "longrope": SHAPE
+    | {
+        "model_type": "llama",
+        "rope_parameters": {
             "rope_type": "longrope",
             "rope_theta": 10_000.0,
             "short_factor": [1.0] * 6,
             "long_factor": [4.0] * 6,
             "original_max_position_embeddings": 24,
         },
-    ),
-    "lfm2": lambda: Lfm2Config(**_SHAPE, layer_types=["conv", "full_attention"]),
+    },
+    "lfm2": SHAPE | {"layer_types": ["conv", "full_attention"]},
     # without position ids its cached steps begin at 0 in transformers 5.23
-    "bamba": lambda: BambaConfig(
-        **_SHAPE,
-        attn_layer_indices=[1],
-        mamba_n_heads=6,
-        mamba_d_head=16,
-        mamba_d_state=8,
-        mamba_chunk_size=16,
-    ),
-    "bloom": lambda: BloomConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        n_layer=2,
-        n_head=4,
-        initializer_range=0.2,
-    ),
-    "mamba": lambda: MambaConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        initializer_range=0.2,
-    ),
-    "mamba2": lambda: Mamba2Config(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        num_heads=6,
-        head_dim=16,
-        n_groups=2,
-        state_size=8,
-        chunk_size=16,
-        initializer_range=0.2,
-    ),
-    "rwkv": lambda: RwkvConfig(
-        vocab_size=VOCAB,
-        hidden_size=48,
-        num_hidden_layers=2,
-        context_length=CONTEXT,
-    ),
-    "minimax": lambda: MiniMaxConfig(
-        **_SHAPE,
-        head_dim=12,
-        num_local_experts=4,
+    "bamba": SHAPE
+    | {
+        "attn_layer_indices": [1],
+        "mamba_n_heads": 6,
+        "mamba_d_head": 16,
+        "mamba_d_state": 8,
+        "mamba_chunk_size": 16,
+    },
+    "bloom": FEWER,
+    "mamba": FEWER,
+    "mamba2": FEWER
+    | {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 16},
+    "rwkv": FEWER,
+    "minimax": SHAPE
+    | {
+        "head_dim": 12,
+        "num_local_experts": 4,
         # a linear first layer has no length, and cached steps begin at 0
-        layer_types=["full_attention", "linear_attention"],
-    ),
-    "gpt1": lambda: OpenAIGPTConfig(
-        vocab_size=VOCAB,
-        n_embd=48,
-        n_layer=2,
-        n_head=4,
-        n_positions=CONTEXT,
-    ),
+        "layer_types": ["full_attention", "linear_attention"],
+    },
+    "gpt1": FEWER | {"model_type": "openai-gpt"},
 }
+
+
+def config_of(name, configs=CONFIGS):
+    return AutoConfig.for_model(**{"model_type": name.replace("-", "_"), **configs[name]})
+
 
 # Those that can take every path.
 MODELS = [
@@ -213,7 +155,7 @@ class _Folders(dict[str, Path]):
         folder = self[name] = self._make(name)
         with quiet(), torch.random.fork_rng(devices=[]):
             torch.manual_seed(7)
-            AutoModelForCausalLM.from_config(CONFIGS[name](), dtype=torch.float32).save_pretrained(
+            AutoModelForCausalLM.from_config(config_of(name), dtype=torch.float32).save_pretrained(
                 folder,
             )
         tokenizer = PreTrainedTokenizerFast(

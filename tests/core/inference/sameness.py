@@ -10,6 +10,7 @@ import torch
 
 from core.capture_request import CaptureRequest
 from core.inference.capture.capture import plan_capture, run_capture
+from core.inference.controls.modules_alone import modules_alone
 from core.inference.generating.generation import plan_generation
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
@@ -38,6 +39,12 @@ def logits_of(path, loaded, ids=None):
     """All pieces as one. -> [positions, vocab]"""
     with torch.inference_mode():
         return whole_side(side_of(path).run_on(loaded), tokens(loaded) if ids is None else ids)
+
+
+def alone(path, loaded, ids):
+    """Each module of a side alone."""
+    with torch.inference_mode():
+        return modules_alone(loaded, ids, side_of(path))
 
 
 def planned(

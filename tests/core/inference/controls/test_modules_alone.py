@@ -19,7 +19,7 @@ from core.inference.controls.modules_alone import modules_alone
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
-from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.conftest import config_of
 from tests.covering import thorough
 
 pytestmark = pytest.mark.model
@@ -96,7 +96,7 @@ def test_a_fault_is_named_at_its_module_and_position_and_not_at_those_that_it_re
 
 
 def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
-    model = model_of(CONFIGS["gemma3"]())
+    model = model_of(config_of("gemma3"))
     blocks = [
         name
         for name, part in traced_modules(model.model).items()

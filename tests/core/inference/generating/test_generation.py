@@ -132,28 +132,18 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama, store):
         step = parting - made.given_positions + 1
         here = table.iloc[parting]
         assert here["is_flip"]
-        assert flip.reference_margin == pytest.approx(here["reference_margin"], abs=1e-4)
-        assert flip.variant_margin == pytest.approx(here["variant_margin"], abs=1e-4)
-        assert flip.reference_token == here["reference_token"]
-        assert flip.variant_token == here["variant_token"]
-        for side, column in enumerate(("reference_token", "variant_token")):
-            assert here[column] == made.tokens[side][step]
-            logits = values_of(run.at(side, 0, parting), run.header.format)
-            assert int(np.argmax(logits)) == made.tokens[side][step]
-        assert (
-            made.tokens[0][:step]
-            == made.tokens[1][:step]
-            == run.header.prompts[0].token_ids[made.given_positions :]
-        )
-        assert made.texts[0] == llama.tokenizer.decode(made.tokens[0])
-        # Between prompt and parting every generated token is the argmax of both sides' stored
-        # logits.
+        captured_tokens = run.header.prompts[0].token_ids[made.given_positions :]
+        # until then every generated token is the argmax of both sides' stored logits
         middle = table.iloc[made.given_positions - 1 : parting]
-        assert (
-            middle["reference_token"].tolist()
-            == middle["variant_token"].tolist()
-            == list(made.tokens[0][:step])
-        )
+        for side, name in enumerate(("reference", "variant")):
+            margin = getattr(flip, f"{name}_margin")
+            assert margin == pytest.approx(here[f"{name}_margin"], abs=1e-4)
+            logits = values_of(run.at(side, 0, parting), run.header.format)
+            chosen = getattr(flip, f"{name}_token"), here[f"{name}_token"], np.argmax(logits)
+            assert set(chosen) == {made.tokens[side][step]}
+            assert made.tokens[side][:step] == captured_tokens
+            assert middle[f"{name}_token"].tolist() == list(captured_tokens)
+        assert made.texts[0] == llama.tokenizer.decode(made.tokens[0])
 
 
 @pytest.mark.model

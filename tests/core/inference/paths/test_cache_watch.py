@@ -47,7 +47,7 @@ PATHS = [
 def parts_of(path, loaded):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
-    with torch.inference_mode(), open_path(parse_path(path), loaded, watch) as opened:
+    with torch.inference_mode(), open_path(parse_path(path), loaded, watch=watch) as opened:
         logits = whole_side(opened, tokens(loaded))
         parts = {
             (part.layer, part.kind): (
@@ -108,22 +108,18 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     loaded = on_cpu(shipped_model, dtype)
     text = (shipped_model.parent / "prompts" / "shapes.txt").read_text()
     ids = loaded.tokenizer(text)["input_ids"][:48]
-    whole, parts = (
-        DynamicCache(config=loaded.model.config),
-        DynamicCache(config=loaded.model.config),
-    )
+    whole, parts = (DynamicCache(config=loaded.model.config) for _ in range(2))
     with torch.inference_mode():
         loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
         loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
         loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
     with captured(store, loaded, [ids], f"reuse:{prompt}") as run:
-        table, by_position = run.rows("kv", pair=0), run.rows("kv_position", pair=0, prompt=0)
+        table = run.rows("kv", pair=0)
+        heads = table.groupby(["layer", "kind"])
+        positions = run.rows("kv_position", pair=0, prompt=0).groupby(["layer", "kind"])
         for layer, (a, b) in enumerate(zip(whole.layers, parts.layers, strict=True)):
             for kind in ("key", "value"):
-                ours = table[(table["layer"] == layer) & (table["kind"] == kind)]
-                places = by_position[
-                    (by_position["layer"] == layer) & (by_position["kind"] == kind)
-                ]
+                ours, places = (each.get_group((layer, kind)) for each in (heads, positions))
                 theirs = getattr(a, f"{kind}s") != getattr(b, f"{kind}s")
                 assert ours["neq"].sum() == int(theirs.sum())
                 assert ours["elements"].sum() == theirs.numel()
@@ -157,11 +153,12 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
             loaded.model(torch.tensor([[token]]), cache_params=steps, use_cache=True)
     with captured(store, loaded, [ids], "decode") as run:
         table = run.rows("kv", pair=0)
+    states_of = table.groupby(["layer", "kind"])
     assert set(table["kind"]) == {"conv state", "recurrent state"}
     assert set(table["first_position"].dropna()) <= {len(ids) - 1}
     for layer, (a, b) in enumerate(zip(fresh.layers, steps.layers, strict=True)):
         for kind in ("conv", "recurrent"):
-            ours = table[(table["layer"] == layer) & (table["kind"] == f"{kind} state")]
+            ours = states_of.get_group((layer, f"{kind} state"))
             states = getattr(a, f"{kind}_states")[0], getattr(b, f"{kind}_states")[0]
             assert ours["elements"].sum() == states[0].numel()
             assert ours["neq"].sum() == int((states[0] != states[1]).sum())

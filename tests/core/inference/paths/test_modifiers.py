@@ -2,7 +2,6 @@
 first.
 """
 
-import hashlib
 import shutil
 from contextlib import contextmanager
 
@@ -20,6 +19,7 @@ from core.inference.paths.grammar import MODIFIER_ARGUMENTS
 from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
+from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import (
     exact_logits,
     float32_bound,
@@ -30,18 +30,6 @@ from tests.core.inference.sameness import (
 )
 from tests.covering import covering
 
-MODELS = [
-    "llama",
-    "gpt2",
-    "gpt-neox",
-    "qwen2",
-    "qwen3",
-    "mistral",
-    "gemma2",
-    "gemma3",
-    "mixtral",
-    "qwen2-moe",
-]
 ON_A_CPU = [
     "batch:2+row:1+neighbours:same",
     "pad:left:3",
@@ -67,13 +55,13 @@ ON_A_MACHINE = [
 
 def state(loaded):
     """Everything a modifier may touch, the bits of every weight among it."""
-    digest = hashlib.sha256()
-    for name, weight in sorted(loaded.model.state_dict().items()):
-        digest.update(f"{name} {weight.dtype} {tuple(weight.shape)}".encode())
-        digest.update(weight.contiguous().view(torch.uint8).cpu().numpy().tobytes())
+    weights = {
+        name: (weight.dtype, weight.shape, weight.contiguous().view(torch.uint8).numpy().tobytes())
+        for name, weight in loaded.model.state_dict().items()
+    }
     products = torch.backends.cuda.matmul
     return {
-        "weights": digest.hexdigest(),
+        "weights": weights,
         "storage": [weight.data_ptr() for weight in loaded.model.parameters()],
         "threads": torch.get_num_threads(),
         "attention": loaded.model.config._attn_implementation,
@@ -222,74 +210,64 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "path", "sentence"),
+    ("model", "path", "sentence"),
     [
-        ("llama", "float32", "reuse:32", "has nothing left to compute after the first 32"),
+        ("llama", "reuse:32", "has nothing left to compute after the first 32"),
         (
             "llama",
-            "float32",
             "prefill+attn:flash_attention_2",
             "has no attention 'flash_attention_2'; choose eager or",
         ),
         (
             "gemma2",
-            "float32",
             "decode+attn:sdpa",
             "a Gemma2ForCausalLM on cpu has no attention 'sdpa'; choose eager.",
         ),
         (
             "gemma2",
-            "float32",
             "decode+sdpa:math",
             "needs sdpa attention, and this is eager; leave it",
         ),
         (
             "llama",
-            "float32",
             "prefill+sdpa:efficient",
             "sdpa on a CPU has no backend 'efficient'; choose",
         ),
         (
             "llama",
-            "float32",
             "prefill+tf32",
             "tf32 needs CUDA, and the model is on cpu; leave it out.",
         ),
         (
-            "llama",
-            "float16",
+            "llama float16",
             "prefill+dtype:bfloat16",
             "bfloat16 logits do not fit a run in float16 bit for bit",
         ),
         (
             "gpt1",
-            "float32",
             "decode",
             "a OpenAIGPTLMHeadModel has no cache to read from; choose prefill.",
         ),
         (
             "rwkv",
-            "float32",
             "static",
             "a RwkvForCausalLM has no cache that can be allocated beforehand; choose decode.",
         ),
         (
             "bloom",
-            "float32",
             "prefill+pad:left:3",
             "has no position_ids, so padding would change its function",
         ),
-        ("bloom", "float32", "decode+positions:given", "has no position_ids"),
+        ("bloom", "decode+positions:given", "has no position_ids"),
     ],
 )
 def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
-    name,
-    dtype,
+    model,
     path,
     sentence,
     model_of,
 ):
-    loaded = model_of(name, dtype)
+    loaded = model_of(*model.split())
     forwards = []
     with loaded.model.register_forward_pre_hook(lambda *_: forwards.append("computed")):
         for attempt in (planned, lambda *_: logits_of(path, loaded)):

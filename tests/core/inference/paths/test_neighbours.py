@@ -13,14 +13,14 @@ def assert_proper(rows, ids):
 
 def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(llama):
     # a prompt may be one of the windows
-    window = neighbour_rows(llama.tokenizer, list(range(9)), 1)[0].tolist()
+    window = neighbour_rows(llama, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
-        assert_proper(neighbour_rows(llama.tokenizer, ids, 31), ids)
+        assert_proper(neighbour_rows(llama, ids, 31), ids)
     ids = [5] * 20_000  # longer than the text
-    assert_proper(neighbour_rows(llama.tokenizer, ids, 2), ids)
+    assert_proper(neighbour_rows(llama, ids, 2), ids)
 
 
 def test_more_rows_than_windows_repeat_windows(llama):
-    rows = neighbour_rows(llama.tokenizer, [5], 400)
+    rows = neighbour_rows(llama, [5], 400)
     assert rows.shape == (400, 1)
     assert 5 not in rows

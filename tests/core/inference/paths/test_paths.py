@@ -1,5 +1,7 @@
 """Every path computes the same function, on every kind of model; the grammar says what exists."""
 
+from itertools import accumulate
+
 import pytest
 import torch
 from transformers import DynamicCache
@@ -36,6 +38,8 @@ BASES = [
     "blocks:64",
     "static",
 ]
+# paths of several forwards
+OF_CACHES = ["decode", "chunked:5", "reuse:7", "blocks:8", "static"]
 AROUND = [
     "prefill+batch:4",
     "decode+batch:4",
@@ -81,12 +85,10 @@ def test_a_chosen_kernel_of_sdpa_computes_it_too(path, name, model_of):
 @pytest.mark.parametrize(
     ("name", "path"),
     [
-        *(("lfm2", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8", "static")),
-        *(("mamba2", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8", "static")),
+        *((name, path) for name in ("lfm2", "mamba2") for path in OF_CACHES),
         # a continuation of several tokens drops the state in transformers 5.23
         *(("mamba", path) for path in ("decode", "static")),
-        *(("minimax", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
-        *(("rwkv", path) for path in ("decode", "chunked:5", "reuse:7", "blocks:8")),
+        *((name, path) for name in ("minimax", "rwkv") for path in OF_CACHES[:-1]),
         ("lfm2", "decode+pad:left:3"),
         *(("bamba", f"{path}+positions:given") for path in ("decode", "reuse:7", "static")),
     ],
@@ -143,7 +145,7 @@ def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("path", ["decode", "chunked:5", "reuse:7", "blocks:8", "static"])
+@pytest.mark.parametrize("path", OF_CACHES)
 def test_a_model_whose_rotation_changes_with_the_length_takes_a_cache_only_below_that_length(
     path,
     model_of,
@@ -202,11 +204,9 @@ def test_pieces_come_in_order_and_are_bounded(path, llama, monkeypatch):
             range(40),
             lambda position, logits: pieces.append((position, len(logits))),
         )
-    assert [position for position, _ in pieces] == [
-        sum(n for _, n in pieces[:k]) for k in range(len(pieces))
-    ]
-    assert max(n for _, n in pieces) <= 5
-    assert sum(n for _, n in pieces) == 40
+    positions, counts = zip(*pieces, strict=True)
+    assert (*positions, 40) == (0, *accumulate(counts))
+    assert max(counts) <= 5
 
 
 @pytest.mark.parametrize(

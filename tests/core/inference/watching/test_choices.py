@@ -68,18 +68,19 @@ def test_the_routers_of_a_family_are_seen(family):
     assert layers == ({"0": expected, "1": expected} if expected else {})
 
 
-def captured(loaded, *variants, **request):
+def captured(store, loaded, *variants, **request):
+    """The run of a capture."""
     request = CaptureRequest(model="tiny", variants=variants, dtype="float32", **request)
-    return plan_capture(loaded, tiny_prompts(loaded), request)
+    run_id, _ = run_plan(plan_capture(loaded, tiny_prompts(loaded), request), store, no_progress)
+    return opened(store, run_id)
 
 
 @pytest.mark.parametrize("layers", [False, True])
 def test_a_capture_stores_what_its_own_forwards_chose_and_the_bits_of_plain_ones(store, layers):
     loaded = tiny_model("mixtral-ties")
     path = "prefill+batch:3+row:1+pad:left:2"
-    run_id, _ = run_plan(captured(loaded, path, layers=layers), store, no_progress)
     prompts = tiny_prompts(loaded)
-    with opened(store, run_id) as run, torch.inference_mode():
+    with captured(store, loaded, path, layers=layers) as run, torch.inference_mode():
         for side, name in enumerate(["prefill", path]):
             assert run.sides[side].sha256 == digest_of(loaded, prompts, side_of(name))
             (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores.values()
@@ -93,8 +94,7 @@ def test_a_capture_stores_what_its_own_forwards_chose_and_the_bits_of_plain_ones
 def test_keys_are_positions_whatever_the_padding_and_none_is_chosen_if_all_are_taken(store):
     loaded = model_of(deepseek_v32(8))
     variants = "decode", "prefill+batch:3+pad:left:2"
-    run_id, _ = run_plan(captured(loaded, *variants), store, no_progress)
-    with opened(store, run_id) as run:
+    with captured(store, loaded, *variants) as run:
         keys = run.query(
             "SELECT side, position, ids FROM choice WHERE ends_with(module, 'indexer')"
         )

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, FalconConfig, OPTConfig, PhiConfig
+from transformers import AutoModelForCausalLM
 
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.errors import CaptureError, UsageError
@@ -23,31 +23,17 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference import sameness
-from tests.core.inference.conftest import CONFIGS
+from tests.core.inference.conftest import CONFIGS, FEWER, config_of
 from tests.core.inference.sameness import planned
 from tests.covering import few
 
 pytestmark = pytest.mark.model
-_SMALL = {"vocab_size": 384, "hidden_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4}
-MORE = {
-    "opt": lambda: OPTConfig(
-        **_SMALL,
-        ffn_dim=96,
-        max_position_embeddings=96,
-        word_embed_proj_dim=48,
-        init_std=0.2,
-    ),
-    "phi": lambda: PhiConfig(
-        **_SMALL,
-        intermediate_size=96,
-        max_position_embeddings=96,
-        initializer_range=0.2,
-    ),
-    "falcon": lambda: FalconConfig(**_SMALL, initializer_range=0.2),
+ALL = CONFIGS | {
+    "opt": FEWER | {"ffn_dim": 96, "word_embed_proj_dim": 48, "init_std": 0.2},
+    "phi": FEWER | {"intermediate_size": 96},
+    "falcon": FEWER,
 }
-ARCHITECTURES = [
-    name for name in CONFIGS | MORE if name not in ("qwen2", "mistral", "gemma2", "longrope")
-]
+ARCHITECTURES = [name for name in ALL if name not in ("qwen2", "mistral", "gemma2", "longrope")]
 IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
 
 
@@ -55,7 +41,7 @@ IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed
 def model_of(name):
     torch.manual_seed(5)
     with quiet():
-        model = AutoModelForCausalLM.from_config((CONFIGS | MORE)[name](), dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(config_of(name, ALL), dtype=torch.float32)
     return loaded_from(model.eval().requires_grad_(False), tiny_model("llama").tokenizer)
 
 
