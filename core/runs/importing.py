@@ -22,7 +22,6 @@ from .store.store import Store
 from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
-_CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 
 # objects that a run file has none of; each query names the first
 _OBJECTS = {
@@ -128,13 +127,12 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         run.check_digests()
     if not run.has_all_logits:
         return
-    rows = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
     for side in run.sides:
         digest = SideDigest(header.format)
-        for start in range(0, header.rows, rows):
-            stop = min(start + rows, header.rows)
-            digest.update(run.read_rows(side.index, start, stop))
-            on_progress("checking", side.index * header.rows + stop, count * header.rows)
+        done = side.index * header.rows
+        for start, bits in run.chunks(side.index):
+            digest.update(bits)
+            on_progress("checking", done + start + len(bits), count * header.rows)
         stored = side.stored_sha256, side.sha256, side.sha256_dtype
         if (digest.stored_digest(), *digest.values()) != stored:
             raise StoreError(

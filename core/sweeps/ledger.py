@@ -53,13 +53,13 @@ _WORST_FIRST = (
     IDENTICAL,
 )
 SEVERITY = {name: place for place, name in enumerate(_WORST_FIRST)}
+_WORST = ("neq_share", "noise_ratio", "flips", "max_row_ulps")  # of a cell's pairs
 _MOST_BLOCKS = 1 << 16  # of all prompts
 # a cell has a reference and a variant, each as often as it is repeated
 _MOST_SIDES = 64
 FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
-# a plan of 100,000 cells takes some 30 MB
-_LARGEST = 64 << 20
+
 T = TypeVar("T")
 _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
@@ -74,11 +74,9 @@ class CellCard(msgspec.Struct, frozen=True):
     created: str
     verdict: str
     noise_ratio: float | None
-    bit_identical: bool
     flips: int
     neq_share: float
     max_row_ulps: float | None
-    max_abs: float | None
     bits: tuple[str, ...]
     versions: dict[str, str]
     growth: tuple[float | None, ...]
@@ -109,9 +107,8 @@ def read_card(database: Database) -> CellCard:
     verdicts = [shown_verdict(about["kind"], bool(pair[0]), pair[1]) for pair in pairs]
     places = [SEVERITY.get(verdict, len(SEVERITY)) for verdict in verdicts]
     worst = min(range(len(pairs)), key=lambda n: (places[n], -pairs[n][2]))
-    names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
     (largest,) = database.rows(
-        f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair",
+        f"SELECT {', '.join(f'max({name})' for name in _WORST)} FROM run_file.pair",
     )
     growth = database.rows(
         "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS"
@@ -120,7 +117,7 @@ def read_card(database: Database) -> CellCard:
         [worst],
         most=_MOST_BLOCKS,
     )
-    figures: dict[str, Any] = dict(zip(names, largest, strict=True))
+    figures: dict[str, Any] = dict(zip(_WORST, largest, strict=True))
     for name, value in figures.items():
         if value is not None and not math.isfinite(value):
             figures[name] = None
@@ -128,7 +125,6 @@ def read_card(database: Database) -> CellCard:
         run_id=database.path.stem,
         created=about["created"].isoformat(),
         verdict=verdicts[worst],
-        bit_identical=all(pair[0] for pair in pairs),
         bits=tuple(row[0] for row in bits),
         versions=versions,
         growth=tuple(row[0] for row in growth),
@@ -288,7 +284,7 @@ class Ledger:
     def _bring(self, folder: str) -> None:
         """Fetch the files of other machines from an object store."""
         if self.store.mirror is not None:
-            self.store.mirror.bring(f"{FOLDER}/{folder}", _LARGEST)
+            self.store.mirror.bring(f"{FOLDER}/{folder}")
 
     def _write(self, name: str, record: Any) -> None:
         """Write a small file; None removes it."""
@@ -302,7 +298,7 @@ class Ledger:
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
         if self.store.mirror is not None:
-            self.store.mirror.send_small(f"{FOLDER}/{name}", _LARGEST)
+            self.store.mirror.send_small(f"{FOLDER}/{name}")
 
 
 # a page asks for the same plans at every run of its script

@@ -81,10 +81,9 @@ class StoredArray:
     columns: int | None = None
 
     @classmethod
-    def of_numbers(cls, file: str, key: str, numbers: Array) -> StoredArray:
-        """Return an array of whole numbers that is in memory."""
-        numbers = numbers.astype("<i8")
-        return cls(file, key, numbers.dtype, numbers.shape, rows_of(lambda: numbers))
+    def in_memory(cls, file: str, key: str, values: Array) -> StoredArray:
+        """Return an array whose elements are in memory, or look so in a mapped file."""
+        return cls(file, key, values.dtype, values.shape, rows_of(lambda: values))
 
     @property
     def size(self) -> int:
@@ -121,6 +120,9 @@ class StoredArray:
     def refusal(self, problem: str, need: str) -> DumpError:
         """Error about this array, in one sentence."""
         return DumpError(f"{self.label} {problem}; expected {need}.")
+
+
+Contents = tuple[dict[str, StoredArray], dict[str, str]]  # arrays and texts of a file, by key
 
 
 def map_file(file: Any) -> mmap.mmap:

@@ -6,7 +6,7 @@ arrays, and as much of the logits as it takes to know the compute dtype; `Dump.c
 Memory stays below about 300 MB for any size of the dump.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -45,14 +45,12 @@ from .shapes import (
 )
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
-GIB = 1 << 30
-MIB = 1 << 20
-CHUNK_BYTES = 32 * MIB  # a side
+CHUNK_BYTES = 32 << 20  # a side
 # all sides; the caller may still hold one chunk while the next is read
-CHUNK_BYTES_TOGETHER = 64 * MIB
+CHUNK_BYTES_TOGETHER = 64 << 20
 # converted at a time, so that temporaries stay small
-CONVERT_ELEMENTS = MIB
-LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
+CONVERT_ELEMENTS = 1 << 20
+LOOKED_AT_BYTES = 8 << 20  # of all sides together, at most an eighth of it a side
 # of names of sides: of the reference, and of variants; others come between
 _RANKS = {
     **dict.fromkeys(("reference", "ref", "baseline", "base", "fresh", "expected", "golden"), 1),
@@ -109,31 +107,23 @@ class Dump:
         """Return the header of the run that this dump would become; its tokens' texts are the
         vocabulary.
         """
-        vocabulary: dict[int, str] = {}
-        for prompt in self.prompts:
-            for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
-                vocabulary.setdefault(token_id, text)
         origin = _ORIGINS.get(self.dtype_reason.partition(":")[0], self.dtype_reason)
         of_dtype = f"Compute dtype: {self.compute_dtype}, {origin}."
         of_exact = f"Exact result: {clean(self.exact.name)}." if self.exact else ""
         meta = f"meta {self.meta}" if self.meta else ""
         note = " ".join(part for part in (of_dtype, of_exact, *self.warnings, meta) if part)
-        provenance = Provenance(kind="upload", model=model, note=note)
         return RunHeader(
             name,
             self.compute_dtype,
             self.vocab,
             self.prompts,
             self.sides,
-            provenance,
-            vocabulary=vocabulary,
+            Provenance(kind="upload", model=model, note=note),
+            vocabulary=_texts_of(self.prompts),
             holds="logit" if self.has_tokens else VALUE,
         )
 
-    def chunks(
-        self,
-        max_bytes: int = CHUNK_BYTES,
-    ) -> Generator[tuple[int, list[Bits]], None, None]:
+    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[Bits]]]:
         """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from
         the start at each call.
 
@@ -141,8 +131,6 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
-        if not self._sides:
-            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)
@@ -150,11 +138,7 @@ class Dump:
         for first, bits in zip(range(0, self.rows, step), zip(*streams, strict=True), strict=True):
             yield first, list(bits)
 
-    def _stream(
-        self,
-        side: DumpSide,
-        step: int,
-    ) -> Generator[Bits, None, None]:
+    def _stream(self, side: DumpSide, step: int) -> Iterator[Bits]:
         """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab]
         each
         """
@@ -179,7 +163,6 @@ def open_dump(
     holds: str | None = None,
     exact: Path | None = None,
     has_experts: bool = False,
-    max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
     as_exact: bool = False,
     on_progress: Progress = no_progress,
@@ -190,7 +173,7 @@ def open_dump(
     `reference` names the side to compare with; else it is the one called 'reference', else the
     first; of safetensors, which sort by name, 'fresh' and 'baseline' come before others, and
     'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
-    detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
+    detected. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
     first tokens, those that all of them have; 'values' takes arrays for [rows, n] or [rows] that
     are no logits. A dump may declare the last itself. `exact`: file of the exact result, if it is
@@ -206,7 +189,7 @@ def open_dump(
         )
     override = format_named(compute_dtype) if compute_dtype else None
     check_holds(holds)
-    containers = [open_container(Path(path), max_bytes) for path in paths]
+    containers = [open_container(Path(path)) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
     has_tokens = holds != VALUES and (holds is not None or not any(map(holds_values, containers)))
     arrays, notes = _named_arrays(containers, fewest_sides, has_tokens, as_exact)
@@ -224,12 +207,12 @@ def open_dump(
         )
     reserved = [read_reserved(container, shape) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
-    if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
+    if override is None and len({*filter(None, declared)}) > 1:
         raise DumpError(
             f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given"
             " when opening.",
         )
-    dtype = next((fmt for fmt in declared if fmt), None)
+    dtype = next(filter(None, declared), None)
     sides = []
     for place, (name, array) in enumerate(arrays.items()):
         bits_format = declared[place % len(declared)] or dtype or override
@@ -307,6 +290,15 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
     return _RANKS.get(name.lower(), 2)
 
 
+def _texts_of(prompts: Sequence[Prompt]) -> dict[int, str]:
+    """Return the known texts of token ids; the first of an id counts."""
+    texts: dict[int, str] = {}
+    for prompt in prompts:
+        for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
+            texts.setdefault(token_id, text)
+    return texts
+
+
 def _generations(
     dump_name: str,
     sides: list[str],
@@ -334,7 +326,7 @@ def _generations(
             f"{dump_name}: has '{EMITTED}' tokens of some sides but not of"
             f" '{clean(lacking[0], 60)}'; expected all or none.",
         )
-    texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
+    texts = _texts_of(prompts)
     tokens_of_sides = np.array([emitted[name] for name in sides])
     generations = []
     start = 0

@@ -30,8 +30,6 @@ from .source_dtype import convert
 if TYPE_CHECKING:
     from ..reader import RunReader
 
-ROWS_BYTES = 8 << 20  # read and written at a time
-
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
     """Write every side in the bits and dtype it came in, with `compute_dtype`, and `token_ids` and
@@ -140,13 +138,11 @@ def _write_side(
     source = format_named(side.source_dtype)
     bfloat16 = "<u2" if source is header.format else "|V2"
     descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: bfloat16}[source]
-    step = max(1, ROWS_BYTES // (header.vocab * 4))
     with archive.open(_member(side.name), "w", force_zip64=True) as member:
         # np.save would need all rows in memory at once
         about = {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
         npy_format.write_array_header_1_0(member, about)
-        for start in range(0, header.rows, step):
-            bits = run.read_rows(place, start, min(start + step, header.rows))
+        for _, bits in run.chunks(place):
             restored = convert(bits, header.format, source)
             if restored is None:
                 raise StoreError(

@@ -4,7 +4,6 @@
 Every count is checked against the file's size before anything of that size is allocated.
 """
 
-import json
 import math
 import mmap
 import struct
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.arrays import Array
 from ..file.records import MAX_SIDES, MAX_VOCAB
-from .arrays import Rows, StoredArray, foreign_errors, rows_of
+from .arrays import Contents, Rows, StoredArray, foreign_errors, rows_of
 
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
@@ -25,7 +24,7 @@ _NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _LIST = 4, 8, 9
 
 
-def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def read(name: str, key: str, data: mmap.mmap) -> Contents:
     """Read the tensors `tokens` (int32) and `logits` (float32, one row per token); return arrays
     and texts of a dump.
 
@@ -39,7 +38,8 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
             f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
             " llama-results.",
         )
-    (ids, id_kind, id_place), (dimensions, kind, place) = tensors["tokens"], tensors["logits"]
+    ids, id_kind, id_place = tensors["tokens"]
+    dimensions, kind, place = tensors["logits"]
     count, elements = math.prod(ids), math.prod(dimensions)
     if (id_kind, kind) != (_I32, _F32):
         raise DumpError(
@@ -54,21 +54,22 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
     if max(id_place + 4 * count, place + 4 * elements) > len(data):
         raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
     shape = count, elements // count
-    rows = rows_of(lambda: np.ndarray(shape, "<f4", data, place))
-    logits = StoredArray(name, key, np.dtype("<f4"), shape, rows)
-    tokens = StoredArray.of_numbers(name, "token_ids", np.frombuffer(data, "<i4", count, id_place))
-    meta = json.dumps({"format": "llama.cpp llama-results"})
+    logits = StoredArray.in_memory(name, key, np.ndarray(shape, "<f4", data, place))
+    tokens = StoredArray.in_memory(name, "token_ids", np.ndarray(count, "<i4", data, id_place))
+    meta = '{"format": "llama.cpp llama-results"}'
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
 
 
-def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def read_kld(name: str, key: str, data: mmap.mmap) -> Contents:
     """Read a file of --kl-divergence-base as a dump: ULPs mean nothing."""
     tokens, vocab, decode = kld_rows(name, data)
     read = tokens[:, tokens.shape[1] // 2 : -1]
     chunks, length = read.shape
-    numbers = {"token_ids": read.reshape(-1), "prompt_lengths": np.array([length] * chunks)}
-    arrays = {key: StoredArray(name, key, np.dtype("<f4"), (chunks * length, vocab), decode)}
-    arrays |= {each: StoredArray.of_numbers(name, each, values) for each, values in numbers.items()}
+    arrays = {
+        key: StoredArray(name, key, np.dtype("<f4"), (chunks * length, vocab), decode),
+        "token_ids": StoredArray.in_memory(name, "token_ids", read.reshape(-1)),
+        "prompt_lengths": StoredArray.in_memory(name, "prompt_lengths", np.full(chunks, length)),
+    }
     meta = "llama.cpp --kl-divergence-base, 16 bits per value: ULPs mean nothing"
     return arrays, {"compute_dtype": "float32", "meta": meta}
 

@@ -19,7 +19,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors, rows_of
+from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -74,7 +74,7 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
         ):
             texts[key] = json.dumps(values)
         elif isinstance(item, list | tuple) and (numbers := _whole_numbers(item)) is not None:
-            arrays[key] = StoredArray.of_numbers(name, key, numbers)
+            arrays[key] = StoredArray.in_memory(name, key, numbers)
     return arrays, texts, list(arrays) == [path.stem]
 
 
@@ -148,9 +148,8 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     if sum(view.nbytes for view in views) > sum(storages.values()):
         raise DumpError(f"{label} repeats what its storage holds; expected whole tensors.")
     first = views[0]
-    if len(views) == 1:
-        array = StoredArray(name, key, first.dtype, first.shape, rows_of(lambda: first))
-    else:
+    array = StoredArray.in_memory(name, key, first)
+    if len(views) > 1:
 
         def rows(start: int, stop: int) -> Array:
             return np.stack([view.reshape(-1) for view in views[start:stop]])

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -107,13 +108,10 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    new_cards = {}
-    for path in missing:
-        # a file that cannot be read is asked again next time
-        if isinstance(cards[path], RunCard):
-            new_cards[path.stem] = msgspec.json.encode(cards[path])
+    # a file that cannot be read is asked again next time
+    new_cards = [card for path in missing if isinstance(card := cards[path], RunCard)]
     if new_cards:
-        mirror.remember(new_cards)
+        mirror.remember({card.run_id: msgspec.json.encode(card) for card in new_cards})
     cards |= read_runs([path for path in paths if path not in cards])
     return {path: cards[path] for path in paths}
 
@@ -132,23 +130,20 @@ def arrange(
     """
     cards = []
     broken_runs = []
-    folders = store.directory, *store.read_only
-    is_read_only = {folder: not store.is_writable(folder / "any") for folder in folders}
     for path, card in results.items():
         if isinstance(card, StoreError):
             broken_runs.append(BrokenRun(path, str(card)))
         else:
-            cards.append(replace(card, is_read_only=is_read_only[path.parent]))
+            cards.append(replace(card, is_read_only=path.parent in store.read_only))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken_runs
 
 
 def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards with the names that members gave their runs."""
-    renamed = []
-    for card in cards:
-        label = labels.get(card.run_id)
-        renamed.append(replace(card, name=label.name) if label and label.name else card)
-    return renamed
+    names = {run_id: label.name for run_id, label in labels.items() if label.name}
+    return [
+        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
+    ]
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
@@ -216,16 +211,16 @@ def _read_card(database: Database) -> RunCard:
     about = {name: provenance[name] for name in _ABOUT}
     # files have their rows in any order
     pairs, sides = (
-        sorted(database.rows(sql, most=MAX_SIDES), key=lambda row: row[0])
+        sorted(database.rows(sql, most=MAX_SIDES), key=itemgetter(0))
         for sql in (_PAIRS, "SELECT side, name FROM run_file.side")
     )
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        worst = {}
+        # of a run without pairs there are none
+        worst: dict[str, float | None] = {"max_neq_share": 0, "nonfinite_mismatch": 0}
         for column, name in enumerate(_WORST, 3):
             values = [row[column] for row in pairs if row[column] is not None]
-            is_known = name in ("max_neq_share", "nonfinite_mismatch")
-            worst[name] = max(values, default=0 if is_known else None)
+            worst[name] = max(values, default=worst.get(name))
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize

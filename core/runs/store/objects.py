@@ -47,6 +47,8 @@ MOST_TRIES = 20  # of a conditional put that others came before
 PIECE_BYTES = 8 << 20  # of a download
 # of a put in one request, which the backend refuses over another; beyond, pieces are put
 SINGLE_BYTES = 64 << 20
+# of a plan of a sweep or a state of a watch; 100,000 cells take some 30 MB
+SMALL_BYTES = 64 << 20
 # a list is not read again sooner: the gallery refreshes that often
 LIST_SECONDS = 3.0
 DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
@@ -244,10 +246,10 @@ class Mirror:
         """Bring the copy of the labels to what the backend has."""
         self._bring(labels.FILE, self._list().get(labels.FILE))
 
-    def bring(self, folder: str, most: int) -> None:
-        """Bring the small files of a folder to what the backend has. most: bytes of one."""
+    def bring(self, folder: str) -> None:
+        """Bring the small files of a folder to what the backend has."""
         listed = self._folder(folder).items()
-        remote_files = {name: remote for name, remote in listed if remote["size"] <= most}
+        remote_files = {name: remote for name, remote in listed if remote["size"] <= SMALL_BYTES}
         local_names = {path.name for path in (self.folder / folder).glob("*")}
         for name in remote_files.keys() | local_names:
             if not name.startswith(WRITING):
@@ -263,13 +265,13 @@ class Mirror:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
-    def send_small(self, name: str, most: int = 0) -> None:
-        """Put a file of at most so many bytes there as it is in the folder, gone if it is gone."""
+    def send_small(self, name: str) -> None:
+        """Put a small file there as it is in the folder, gone if it is gone."""
         path = self.folder / name
-        if not path.exists():
-            self._ask("remove", self._obstore.delete, self._short, name)
-        elif path.stat().st_size <= most:
+        if path.exists():
             self._ask("write", self._obstore.put, self._short, name, path.read_bytes())
+        else:
+            self._ask("remove", self._obstore.delete, self._short, name)
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
@@ -305,7 +307,7 @@ class Mirror:
                     self._cards[each] = _Entry(runs[each]["e_tag"], card)
             index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
             write_atomic(self.folder / INDEX, index)
-            self.send_small(INDEX, 1 << 30)
+            self.send_small(INDEX)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
         """Return an object, or a piece of it, and its tag, both empty if there is none."""

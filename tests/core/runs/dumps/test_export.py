@@ -10,13 +10,14 @@ from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.measured import Measured
 from tests.places import CASES
 
 DUMPS = sorted(CASES.glob("*.npz"))
 
 
 @dataclass
-class HeldRun:
+class HeldRun(Measured):
     """A run held in memory. bits: [rows, vocab] a side, in the compute dtype."""
 
     header: RunHeader
@@ -123,7 +124,7 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.runs.dumps.export.ROWS_BYTES", 2 * 8 * 4)
+    monkeypatch.setattr("core.runs.measured.CHUNK_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")
     assert run.calls == [2, 2, 1] * 2

@@ -22,6 +22,7 @@ import pytest
 from safetensors.numpy import save
 
 from core.errors import DumpError
+from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
 from core.text import clean
 from tests.places import ROOT
@@ -335,7 +336,7 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path):
     assert len(read_whole(tmp_path / "small.npz")) == 2
     for limit, words in ((size - 1, "has"), (zeros.nbytes * 2 - 1, "unpacks to")):
         with pytest.raises(DumpError, match=f"small.npz: {words} .* {limit}"):
-            read_whole(tmp_path / "small.npz", max_bytes=limit)
+            open_container(tmp_path / "small.npz", limit)
 
 
 PAIR_FAULTS = {
