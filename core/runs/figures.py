@@ -158,7 +158,6 @@ class Figures(Measured):
         self._check_kept()
         return logits.read_window(self._database, self.header, side, rows, tokens)
 
-
     def at(self, side: int, prompt: int, position: int) -> Bits:
         """Return all logits of a side at one position, as bits like `read_rows`. [vocab]"""
         return self.at_sides([side], prompt, position)[0]

@@ -79,10 +79,11 @@ def import_run(
         ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
         if not (name or old_name).strip():
             raise StoreError(f"{clean(path.name)}: the run has no name; give it one.")
-        notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
-        values = [database.path.stem, name or old_name, notes]
+        new_id = database.path.stem
+        notes = note if NOTE in note else f"{note} {NOTE}".strip()
+        values = [new_id, name or old_name, notes]
         database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
-        return database.path.stem
+        return new_id
 
 
 def check_schema(path: Path) -> str:
@@ -119,7 +120,7 @@ def check_schema(path: Path) -> str:
 def _check_run(run: RunReader, on_progress: Progress) -> None:
     """Check that the parts that pages read fit each other, and the digests of all logits."""
     header, count = run.header, len(run.sides)
-    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != list(range(count)):
+    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != [*range(count)]:
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )

@@ -20,7 +20,6 @@ from ..numerics.totals import PairTotal
 from ..verdict import Verdict
 from .file.records import ALL, RunHeader, StoredPair
 
-
 CHUNK_BYTES = 8 << 20  # of one side's logits, read at a time
 
 

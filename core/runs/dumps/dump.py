@@ -240,9 +240,7 @@ def open_dump(
     prompts = prompts_of(reserved[0], reserved[-1])
     generations: tuple[Generation, ...] = ()
     if has_tokens and not as_exact:
-        own = [side.name for side in sides]
-        generations = _generations(dump_name, own, arrays, reserved, prompts)
-    meta = reserved[0].meta or reserved[-1].meta
+        generations = _generations(dump_name, sides, list(arrays), reserved, prompts)
     if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
         exact = containers[0].path
     dump = Dump(
@@ -251,7 +249,7 @@ def open_dump(
         prompts,
         target,
         reason,
-        meta,
+        reserved[0].meta or reserved[-1].meta,
         generations,
         has_tokens=has_tokens,
         exact=exact,
@@ -301,33 +299,33 @@ def _texts_of(prompts: Sequence[Prompt]) -> dict[int, str]:
 
 def _generations(
     dump_name: str,
-    sides: list[str],
-    arrays: _Arrays,
+    sides: list[DumpSide],
+    names: list[str],
     reserved: list[Reserved],
     prompts: tuple[Prompt, ...],
 ) -> tuple[Generation, ...]:
-    """Return the tokens that each side emitted, by prompt."""
+    """Return the tokens that each side emitted, by prompt. names: of the sides, in file order."""
     emitted = {}
     for place, extra in enumerate(reserved):
-        only = list(arrays)[place :: len(reserved)]
+        only = names[place :: len(reserved)]
         for key, tokens in extra.emitted.items():
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
-                names = ", ".join(clean(side, 40) for side in only[:8])
+                known = ", ".join(clean(side, 40) for side in only[:8])
                 raise DumpError(
                     f"{extra.file}: '{EMITTED}{':' if key else ''}{clean(key, 60)}' belongs to no"
-                    f" side; expected '{EMITTED}:SIDE', of {names}.",
+                    f" side; expected '{EMITTED}:SIDE', of {known}.",
                 )
             emitted[name] = tokens
     if not emitted:
         return ()
-    if lacking := [name for name in sides if name not in emitted]:
+    if lacking := [name for name in names if name not in emitted]:
         raise DumpError(
             f"{dump_name}: has '{EMITTED}' tokens of some sides but not of"
             f" '{clean(lacking[0], 60)}'; expected all or none.",
         )
     texts = _texts_of(prompts)
-    tokens_of_sides = np.array([emitted[name] for name in sides])
+    tokens_of_sides = np.array([emitted[side.name] for side in sides])
     generations = []
     start = 0
     for index, prompt in enumerate(prompts):

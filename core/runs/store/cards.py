@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import clean, plural
-from ..file.database import Database, check_size, each_database
+from ..file.database import Database, each_database
 from ..file.records import ALL, MAX_SIDES
 from ..queries.verdicts import shown_verdict
 from ..tables.run import read_run
@@ -33,7 +33,7 @@ _LONGEST_TOKEN = 200
 _AFAR_THREADS = 8
 
 
-class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunCard(msgspec.Struct, frozen=True):
     """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps,
     rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
     nonfinite_mismatch are those of its worst pair.
@@ -118,7 +118,7 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
 def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
     """Read the card of every run file, or why it is none."""
-    return dict(each_database(paths, _read_card))
+    return dict(each_database(paths, card_of))
 
 
 def arrange(
@@ -186,7 +186,6 @@ def _read_prompt_texts(database: Database) -> str:
     return "\n".join(text for _, text in rows)
 
 
-_ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
 _WORST = (
     "flips",
     "max_ulps",
@@ -202,13 +201,14 @@ _PAIRS = (
 )
 
 
-def _read_card(database: Database) -> RunCard:
-    """Plain queries: planning one that adds up takes as long as all of these."""
+def card_of(database: Database) -> RunCard:
+    """Read the card of a run file. Plain queries: planning one that adds up takes as long as all of
+    these.
+    """
     path = database.path
-    provenance = read_run(database)
+    about = read_run(database)
     # probes of operations do not say what they kept
-    keep = provenance["kept"] or ALL
-    about = {name: provenance[name] for name in _ABOUT}
+    keep = about["kept"] or ALL
     # files have their rows in any order
     pairs, sides = (
         sorted(database.rows(sql, most=MAX_SIDES), key=itemgetter(0))
@@ -225,6 +225,13 @@ def _read_card(database: Database) -> RunCard:
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize
             logits_bytes = len(sides) * about["positions"] * about["vocab"] * itemsize
+        size = path.stat().st_size
+        # logits are not compressed: a smaller file has lost some
+        if size < logits_bytes:
+            raise StoreError(
+                f"{database.file}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the"
+                " file is damaged.",
+            )
         card = {
             **about,
             **worst,
@@ -238,7 +245,7 @@ def _read_card(database: Database) -> RunCard:
                 for _, is_same, verdict, *_ in pairs
             ],
             "sides": [name for _, name in sides],
-            "bytes": check_size(path, logits_bytes),
+            "bytes": size,
             "is_read_only": True,
             "kept": keep,
         }

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from hashlib import md5, sha256
 from importlib import import_module
 from pathlib import Path
@@ -56,9 +57,6 @@ DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
 USED_SECONDS = 600.0
 ABANDONED_SECONDS = 24 * 3600
 _UNSENT = "unsent"  # folder of finished runs that could not be put
-# by process: connections do not survive a fork
-_mirrors: dict[tuple[int, Path], Mirror] = {}
-_open_lock = threading.Lock()
 Result = TypeVar("Result")
 Meta = Mapping[str, Any]  # size, e_tag and last_modified of an object, as obstore has them
 
@@ -444,8 +442,10 @@ def mirror_of(folder: Path) -> Mirror | None:
         url = (folder / URL_FILE).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
-    with _open_lock:
-        key = (os.getpid(), folder.resolve())
-        if key not in _mirrors:
-            _mirrors[key] = Mirror(folder, url)
-        return _mirrors[key]
+    return _mirror(folder, url, os.getpid())
+
+
+# by process: connections do not survive a fork
+@cache
+def _mirror(folder: Path, url: str, _: int) -> Mirror:
+    return Mirror(folder, url)

@@ -92,7 +92,9 @@ def test_a_finished_run_is_held_until_it_is_in_place(store, monkeypatch):
 
     def to_disk(path, original=store_module.to_disk):
         if path.is_file():
-            code = "import sys; from core.runs.store.store import *; Store(Path(sys.argv[1])).sweep()"
+            code = (
+                "import sys; from core.runs.store.store import *; Store(Path(sys.argv[1])).sweep()"
+            )
             command = [sys.executable, "-c", code, str(store.directory)]
             sweeps.append(subprocess.run(command, cwd=ROOT, check=True))
         original(path)

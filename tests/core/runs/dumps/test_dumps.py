@@ -321,7 +321,6 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path, upcast):
     tracemalloc.stop()
 
 
-
 # ---- sides of different dtypes
 
 
