@@ -59,7 +59,7 @@ def write_responses(
             f"{values:,} values are more than a run of lists holds ({MAX_VALUES:,}); store whole"
             " rows as a dump of arrays.",
         )
-    with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
+    with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, created):
         database.execute("BEGIN")
         dtypes = {pair.compute_dtype or "" for pair in pairs}
         responses = [response for side in sides for response in side.responses]
@@ -107,7 +107,7 @@ def write_responses(
                 ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
                 insert_evidence(database, index, ids, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
-    return partial.path.stem
+    return database.path.stem
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:

@@ -18,7 +18,12 @@ from .containers import Container
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
 RESERVED = (
     *TOKEN_IDS,
-    *("tokens", "prompt_lengths", "compute_dtype", "reference_side", "holds", "meta"),
+    "tokens",
+    "prompt_lengths",
+    "compute_dtype",
+    "reference_side",
+    "holds",
+    "meta",
 )
 # the key in a file of one side; it is `emitted:SIDE` in a file of several
 EMITTED = "emitted"

@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DumpError
-from ...numerics.arrays import Array
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
-from .arrays import StoredArray
+from .arrays import StoredArray, rows_of
 from .source_dtype import side_of
 
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
@@ -102,13 +101,8 @@ def in_rows(array: StoredArray) -> StoredArray:
     """Return values with an axis for those of a row: of [rows] there is one a row."""
     if len(array.shape) != 1:
         return array
-    size = array.shape[0]
-
-    def rows(start: int, stop: int) -> Array:
-        values = array.rows(0, size).reshape(size, 1)
-        return values[start:stop]
-
-    return replace(array, shape=(size, 1), rows=rows)
+    shape = array.size, 1
+    return replace(array, shape=shape, rows=rows_of(lambda: array.rows(0, 1).reshape(shape)))
 
 
 def shape_of(array: StoredArray, *, has_tokens: bool = True) -> tuple[int, ...]:
@@ -151,8 +145,8 @@ def _other_length(
     """
     (name, shape), (first, common) = shapes.items()
     sizes = (
-        f"{arrays[name].file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}'"
-        f" {common[-2]:,}"
+        f"{arrays[name].file}: '{clean(name)}' has {plural(shape[-2], 'position')},"
+        f" '{clean(first)}' {common[-2]:,}"
     )
     shorter, longer = sorted(shapes, key=lambda each: shapes[each][-2])
     length, total = shapes[shorter][-2], shapes[longer][-2]
