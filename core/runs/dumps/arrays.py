@@ -27,6 +27,7 @@ from ...text import clean
 HEADER_BYTES = 10_000  # numpy's own limit on an npy header
 BLOCK_BYTES = 1 << 20  # of a look at all rows
 Rows = Callable[[int, int], Array]
+Shape = tuple[int, ...]
 
 
 @contextmanager
@@ -54,7 +55,7 @@ class StoredArray:
     file: str
     key: str
     dtype: np.dtype
-    shape: tuple[int, ...]
+    shape: Shape
     rows: Rows
     checksum: tuple[int, int] | None = None
     columns: int | None = None
@@ -101,7 +102,8 @@ class StoredArray:
         return DumpError(f"{self.label} {problem}; expected {need}.")
 
 
-Contents = tuple[dict[str, StoredArray], dict[str, str]]  # arrays and texts of a file, by key
+Arrays = dict[str, StoredArray]  # by key or side, in file order
+Contents = tuple[Arrays, dict[str, str]]  # arrays and texts of a file, by key
 
 
 def map_file(file: Any) -> mmap.mmap:
@@ -133,9 +135,7 @@ def forget(values: Array) -> None:
         values.base.madvise(mmap.MADV_DONTNEED)
 
 
-def read_npy_header(
-    start: bytes | mmap.mmap, label: str
-) -> tuple[tuple[int, ...], bool, np.dtype, int]:
+def read_npy_header(start: bytes | mmap.mmap, label: str) -> tuple[Shape, bool, np.dtype, int]:
     """(shape, is in Fortran order, dtype, bytes of the header) of an npy file that begins so, by
     numpy's parser.
 

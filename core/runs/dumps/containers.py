@@ -27,7 +27,9 @@ from ..file.records import MAX_SIDES
 from . import llamacpp_files, torch_files
 from .arrays import (
     HEADER_BYTES,
+    Arrays,
     Contents,
+    Shape,
     StoredArray,
     check_elements,
     foreign_errors,
@@ -64,7 +66,7 @@ class Container:
 
     path: Path
     kind: str
-    arrays: dict[str, StoredArray]
+    arrays: Arrays
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -143,7 +145,7 @@ def _array(
     name: str,
     key: str,
     dtype: np.dtype,
-    shape: tuple[int, ...],
+    shape: Shape,
     is_fortran: bool,
     mapped: _Map,
     start: int,

@@ -19,7 +19,7 @@ from ...numerics.formats import FloatFormat, format_named
 from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
 from ..file.records import MAX_SIDES, VALUE, Generation, Prompt, Provenance, RunHeader, SideHeader
-from .arrays import StoredArray
+from .arrays import Arrays, StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import (
@@ -57,7 +57,6 @@ _RANKS = {
     **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
 }
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
-_Arrays = dict[str, StoredArray]  # by side, in file order; of two files each has one
 
 
 @dataclass(eq=False)
@@ -92,16 +91,13 @@ class Dump:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Let go of the files; what was unpacked goes with them."""
+        self._sides = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all sides' logits in the compute dtype."""
         return len(self._sides) * self.rows * self.vocab * self._format.itemsize
-
-    def close(self) -> None:
-        """Let go of the files; what was unpacked goes with them."""
-        self._sides = []
 
     def header(self, name: str, model: str = "") -> RunHeader:
         """Return the header of the run that this dump would become; its tokens' texts are the
@@ -355,7 +351,7 @@ def _named_arrays(
     fewest_sides: int,
     has_tokens: bool,
     as_exact: bool,
-) -> tuple[_Arrays, list[str]]:
+) -> tuple[Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
     arrays: list[StoredArray] = []
     notes: list[str] = []
@@ -385,7 +381,7 @@ def _named_arrays(
     return dict(zip(names, arrays, strict=True)), notes
 
 
-def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
+def _cut_to_common(arrays: Arrays, notes: list[str]) -> Arrays:
     """Return the sides, each with the tokens that all of them have; a note on every one that had
     more.
     """

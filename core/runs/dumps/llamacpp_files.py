@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.arrays import Array
 from ..file.records import MAX_SIDES, MAX_VOCAB
-from .arrays import Contents, Rows, StoredArray, foreign_errors, rows_of
+from .arrays import Contents, Rows, Shape, StoredArray, foreign_errors, rows_of
 
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
@@ -38,9 +38,9 @@ def read(name: str, key: str, data: mmap.mmap) -> Contents:
             f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
             " llama-results.",
         )
-    ids, id_kind, id_place = tensors["tokens"]
+    length, id_kind, id_place = tensors["tokens"]
     dimensions, kind, place = tensors["logits"]
-    count, elements = math.prod(ids), math.prod(dimensions)
+    count, elements = math.prod(length), math.prod(dimensions)
     if (id_kind, kind) != (_I32, _F32):
         raise DumpError(
             f"{name}: has tensors of types {id_kind} and {kind}; expected int32 tokens, float32"
@@ -51,11 +51,11 @@ def read(name: str, key: str, data: mmap.mmap) -> Contents:
             f"{name}: has {elements:,} logits for {count:,} tokens; expected a row of the"
             " vocabulary each.",
         )
-    if max(id_place + 4 * count, place + 4 * elements) > len(data):
-        raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
-    shape = count, elements // count
-    logits = StoredArray.in_memory(name, key, np.ndarray(shape, "<f4", data, place))
-    tokens = StoredArray.in_memory(name, "token_ids", np.ndarray(count, "<i4", data, id_place))
+    with foreign_errors(name, "a complete file of llama-results"):
+        rows = np.ndarray((count, elements // count), "<f4", data, place)
+        ids = np.ndarray(count, "<i4", data, id_place)
+    logits = StoredArray.in_memory(name, key, rows)
+    tokens = StoredArray.in_memory(name, "token_ids", ids)
     meta = '{"format": "llama.cpp llama-results"}'
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
 
@@ -107,7 +107,7 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
 def gguf_header(
     data: bytes | mmap.mmap,
     most_tensors: int,
-) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:
+) -> tuple[str, dict[str, tuple[Shape, int, int]]]:
     """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and
     place of every tensor (its specification in ggml).
     """

@@ -12,7 +12,7 @@ from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
 from ...text import clean
 from ..file.records import LONGEST_NOTE, Prompt, check_token_texts
-from .arrays import StoredArray, foreign_errors
+from .arrays import Arrays, Shape, StoredArray, foreign_errors
 from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
@@ -48,7 +48,7 @@ def is_exact(key: str) -> bool:
 def sides_of(
     container: Container,
     fewest: int = 1,
-) -> tuple[dict[str, StoredArray], list[StoredArray]]:
+) -> tuple[Arrays, list[StoredArray]]:
     """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a
     file.
 
@@ -74,7 +74,7 @@ def sides_of(
     return sides, whole_numbers
 
 
-def exact_of(container: Container) -> dict[str, StoredArray]:
+def exact_of(container: Container) -> Arrays:
     """Return the exact result of a file, first, and the trusted ones; of a file that calls none
     exact, all sides.
     """
@@ -136,7 +136,7 @@ def holds_values(container: Container) -> bool:
     return holds == "values"
 
 
-def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
+def read_reserved(container: Container, shape: Shape) -> Reserved:
     """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
     axes.
     """

@@ -12,7 +12,7 @@ from ...errors import DumpError
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
-from .arrays import StoredArray, rows_of
+from .arrays import Arrays, Shape, StoredArray, rows_of
 from .source_dtype import side_of
 
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
@@ -56,10 +56,10 @@ def check_layers(file: str, names: Sequence[str], most: int) -> None:
 
 
 def common_shape(
-    arrays: Mapping[str, StoredArray],
+    arrays: Arrays,
     *,
     has_tokens: bool,
-) -> tuple[int, ...]:
+) -> Shape:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the
     vocabulary, or the values of a row.
     """
@@ -105,7 +105,7 @@ def in_rows(array: StoredArray) -> StoredArray:
     return replace(array, shape=shape, rows=rows_of(lambda: array.rows(0, 1).reshape(shape)))
 
 
-def shape_of(array: StoredArray, *, has_tokens: bool = True) -> tuple[int, ...]:
+def shape_of(array: StoredArray, *, has_tokens: bool = True) -> Shape:
     """Return the shape of a side without axes of size 1."""
     if not array.shape:
         raise array.refusal("is a single number", "logits of shape [..., vocab]")
@@ -137,8 +137,8 @@ def check_shards(file: str, widths: Mapping[str, int]) -> None:
 
 
 def _other_length(
-    arrays: Mapping[str, StoredArray],
-    shapes: Mapping[str, tuple[int, ...]],
+    arrays: Arrays,
+    shapes: Mapping[str, Shape],
 ) -> DumpError:
     """Error about two sides of different numbers of positions that says which rows fit, if some
     do.

@@ -18,7 +18,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import StoredArray, check_elements, foreign_errors
+from .arrays import Arrays, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -33,7 +33,7 @@ _MOST_ITEMS = 1 << 16
 _DEEPEST = 3  # dicts within dicts
 
 
-def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str], bool]:
+def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
     """(arrays by key, texts by key, whether the file is one bare array) of an archive of
     torch.save.
     """

@@ -77,13 +77,16 @@ class BrokenRun:
     reason: str
 
 
+Results = dict[Path, RunCard | StoreError]
+
+
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
     cards, broken_runs = arrange(store, read_cards(store, store.paths()))
     return rename(cards, store.all_labels()[0]), broken_runs
 
 
-def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+def read_cards(store: Store, paths: Sequence[Path]) -> Results:
     """Cards of runs of a store; those of objects come from its index, or are read from the files
     and added to it.
     """
@@ -92,7 +95,7 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
         return read_runs(paths)
     own = [path for path in paths if store.is_writable(path)]
     indexed = mirror.cards()
-    cards: dict[Path, RunCard | StoreError] = {}
+    cards: Results = {}
     for path in own:
         # not in the index, or by another version
         with suppress(KeyError, msgspec.MsgspecError, RecursionError):
@@ -116,14 +119,14 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
     return {path: cards[path] for path in paths}
 
 
-def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+def read_runs(paths: Sequence[Path]) -> Results:
     """Read the card of every run file, or why it is none."""
     return dict(each_database(paths, card_of))
 
 
 def arrange(
     store: Store,
-    results: Mapping[Path, RunCard | StoreError],
+    results: Results,
 ) -> tuple[list[RunCard], list[BrokenRun]]:
     """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files
     of the store.
