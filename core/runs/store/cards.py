@@ -112,7 +112,7 @@ def read_cards(store: Store, paths: Sequence[Path]) -> Results:
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
     # a file that cannot be read is asked again next time
-    new_cards = [card for path in missing if isinstance(card := cards[path], RunCard)]
+    new_cards = [card for card in map(cards.get, missing) if isinstance(card, RunCard)]
     if new_cards:
         mirror.remember({card.run_id: msgspec.json.encode(card) for card in new_cards})
     cards |= read_runs([path for path in paths if path not in cards])

@@ -138,8 +138,9 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
 
 def _read_labels(database: sqlite3.Connection, has_names: bool = True) -> dict[str, Labels]:
     labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
-    for run_id, name in database.execute("SELECT * FROM renamed") if has_names else ():
-        labels[run_id] = structs.replace(labels.get(run_id, Labels()), name=name)
+    if has_names:
+        for run_id, name in database.execute("SELECT * FROM renamed"):
+            labels[run_id] = structs.replace(labels.get(run_id, Labels()), name=name)
     return labels
 
 
