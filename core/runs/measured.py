@@ -203,7 +203,8 @@ class MemoryRun(Measured):
         for metric in METRICS:
             is_null = np.isnan(columns[metric.name])
             numbers = np.where(is_null, 0, columns[metric.name]).astype(metric.dtype)
-            lists[metric.name] = np.where(is_null, None, numbers).tolist()
+            # None where it is masked
+            lists[metric.name] = np.ma.array(numbers, mask=is_null).tolist()
         return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
     def compared_positions(self, pair: int) -> int:  # noqa: ARG002  (all of them, of whole rows)
