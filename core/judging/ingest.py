@@ -19,7 +19,7 @@ from ..responses.pairing import pairs_of
 from ..rl.formats import are_tokens
 from ..rl.writing import FORMAT, TextsOf, write_tokens
 from ..runs.dumps.containers import open_container
-from ..runs.dumps.dump import GIB, Dump, open_dump
+from ..runs.dumps.dump import Dump, open_dump
 from ..runs.dumps.reserved_keys import sides_of
 from ..runs.dumps.shapes import VALUES
 from ..runs.file.records import MAX_SIDES, Provenance
@@ -39,7 +39,6 @@ WHOLE_ROWS_ONLY = (
     "compute dtype, reference, holds, exact and mixture of experts are for whole rows of logits,"
     " not for server responses."
 )
-_MAX_BYTES = 64 * GIB  # as a dump may have
 # characters of what a run file says of itself: a text there may be as long as it likes
 _LONGEST_NAME = 200
 
@@ -156,7 +155,7 @@ def headers_of(path: Path) -> tuple[Literal["run", "dump", "array", "responses"]
         return "run", {}
     if are_payloads([path]) or are_tokens([path]):
         return "responses", {}
-    container = open_container(path, _MAX_BYTES)
+    container = open_container(path)
     sides, _ = sides_of(container)
     if not 1 <= len(sides) <= MAX_SIDES:
         problem = f"holds {plural(len(sides), 'array')} of logits"

@@ -175,7 +175,6 @@ def _open(paths: Sequence[Path], header: RunHeader, kind: str) -> Dump:
     elif ids and ours and ids != ours:
         wrong = "has other token_ids than the run"
     if wrong:
-        dump.close()
         raise DumpError(f"--{kind} {' and '.join(path.name for path in paths)} {wrong}.")
     return dump
 

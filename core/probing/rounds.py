@@ -11,7 +11,6 @@ from ..runs.store.store import Store
 from ..text import number
 
 FOLDER = ".watches"
-LARGEST = 64 << 20  # bytes of a history
 
 
 class Round(msgspec.Struct, frozen=True):
@@ -52,7 +51,7 @@ class Round(msgspec.Struct, frozen=True):
 def read_rounds(store: Store, pattern: str = "*.jsonl") -> list[list[Round]]:
     """Read the rounds of each watched endpoint since its latest baseline."""
     if store.mirror is not None:
-        store.mirror.bring(FOLDER, LARGEST)
+        store.mirror.bring(FOLDER)
     histories = []
     for path in sorted((store.directory / FOLDER).glob(pattern)):
         rounds = []

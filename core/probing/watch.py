@@ -30,7 +30,7 @@ from ..runs.store.store import Store
 from ..text import clean
 from .client import Client
 from .plan import ProbeRequest, Prompt
-from .rounds import FOLDER, LARGEST, Round, read_rounds
+from .rounds import FOLDER, Round, read_rounds
 from .servers import Ask, Server, find_server
 
 REPEATS = 8  # alone, and as many at once
@@ -70,7 +70,7 @@ def watch(
             # a line begins with its end: one that was cut off by a kill spoils none after it
             file.write(b"\n" + msgspec.json.encode(one))
         if store.mirror is not None:
-            store.mirror.send_small(f"{FOLDER}/{path.name}", LARGEST)
+            store.mirror.send_small(f"{FOLDER}/{path.name}")
         return one
 
     last = next((rounds[-1] for rounds in read_rounds(store, path.name)), None)

@@ -69,9 +69,9 @@ def write_tokens(
     texts_of: texts of token ids, by id; DumpError for what cannot be compared.
     """
     size = sum(path.stat().st_size for path in paths)
-    with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, partial, created):
+    with new_run(store, name, run_id, size, row_group=_ROW_GROUP) as (database, created):
         # Links, for DuckDB takes `*` and `?` in a name for any other file's.
-        links = [partial.directory / f"sequences-{number}" for number in range(len(paths))]
+        links = [database.path.with_name(f"sequences-{number}") for number in range(len(paths))]
         for link, path in zip(links, paths, strict=True):
             make_plain(path, link)
         database.execute(_MEMORY)
@@ -115,7 +115,7 @@ def write_tokens(
         texts_of_contents = list(map(json.dumps, contents.values()))
         MISMATCH.insert(database, name=list(contents), content=texts_of_contents)
         on_progress(STORING, positions, positions)
-    return partial.path.stem
+    return database.path.stem
 
 
 _LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]

@@ -112,13 +112,11 @@ def score_pair(run: Measured, pair: int) -> ScoredTokens:
         raise UsageError(
             f"--corpus: the prompts have token ids beyond the vocabulary of {header.vocab:,}.",
         )
-    step = max(1, _ROW_BYTES // (header.vocab * header.format.itemsize))
     chosen = []
     for side in (0, pair + 1):
         logits = np.empty(len(rows))
-        for start in range(0, header.rows, step):
-            part = slice(*np.searchsorted(rows, (start, start + step)))
-            bits = run.read_rows(side, start, min(start + step, header.rows))
+        for start, bits in run.chunks(side):
+            part = slice(*np.searchsorted(rows, (start, start + len(bits))))
             logits[part] = values_of(bits[rows[part] - start, targets[part]], header.format)
         chosen.append(logits - run.logsumexp(side)[rows])
     base, other = chosen

@@ -48,12 +48,13 @@ class Figures(Measured):
     @cached_property
     def has_rollouts(self) -> bool:
         """Whether there are figures of trainer vs. rollout."""
-        return bool(len(self.query("SELECT 1 FROM mismatch LIMIT 1")))
+        return bool(self._database.rows("SELECT 1 FROM mismatch LIMIT 1"))
 
     def has_prompts_of_rollouts(self) -> bool:
         """Return whether every sequence has its prompt's tokens."""
-        sql = "SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1"
-        return not len(self.query(sql))
+        return not self._database.rows(
+            "SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1",
+        )
 
     def rows(self, table: str, **keys: int) -> DataFrame:
         """Return the rows of a table with these values, in the order of its other columns, which

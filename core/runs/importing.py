@@ -22,7 +22,6 @@ from .store.store import Store
 from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 
 NOTE = "Imported from a run file: its figures and verdicts are as that file has them."
-_CHUNK_BYTES = 16 << 20  # of logits of one side, read at a time
 
 # objects that a run file has none of; each query names the first
 _OBJECTS = {
@@ -80,10 +79,11 @@ def import_run(
         ((old_name, note),) = database.rows("SELECT name, note FROM run_file.run")
         if not (name or old_name).strip():
             raise StoreError(f"{clean(path.name)}: the run has no name; give it one.")
-        notes = note if NOTE in note else " ".join(part for part in (note, NOTE) if part)
-        values = [database.path.stem, name or old_name, notes]
+        new_id = database.path.stem
+        notes = note if NOTE in note else f"{note} {NOTE}".strip()
+        values = [new_id, name or old_name, notes]
         database.execute("UPDATE run_file.run SET run_id = ?, name = ?, note = ?", values)
-        return database.path.stem
+        return new_id
 
 
 def check_schema(path: Path) -> str:
@@ -120,7 +120,7 @@ def check_schema(path: Path) -> str:
 def _check_run(run: RunReader, on_progress: Progress) -> None:
     """Check that the parts that pages read fit each other, and the digests of all logits."""
     header, count = run.header, len(run.sides)
-    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != list(range(count)):
+    if len(run.pairs) != count - 1 or [side.index for side in run.sides] != [*range(count)]:
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )
@@ -128,13 +128,12 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         run.check_digests()
     if not run.has_all_logits:
         return
-    rows = max(1, _CHUNK_BYTES // (header.vocab * header.format.itemsize))
     for side in run.sides:
         digest = SideDigest(header.format)
-        for start in range(0, header.rows, rows):
-            stop = min(start + rows, header.rows)
-            digest.update(run.read_rows(side.index, start, stop))
-            on_progress("checking", side.index * header.rows + stop, count * header.rows)
+        done = side.index * header.rows
+        for start, bits in run.chunks(side.index):
+            digest.update(bits)
+            on_progress("checking", done + start + len(bits), count * header.rows)
         stored = side.stored_sha256, side.sha256, side.sha256_dtype
         if (digest.stored_digest(), *digest.values()) != stored:
             raise StoreError(

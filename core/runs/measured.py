@@ -3,7 +3,7 @@ file (`figures.py`).
 """
 
 import hashlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
 
@@ -14,11 +14,13 @@ from ..evidence import Evidence
 from ..numerics.arrays import Array, Bits, Floats, Ints, Record, Span
 from ..numerics.divergence import SideRows, compare
 from ..numerics.formats import values_of
-from ..numerics.metrics import METRICS, Summary
+from ..numerics.metrics import METRICS
 from ..numerics.sizes import TOP_K
 from ..numerics.totals import PairTotal
 from ..verdict import Verdict
 from .file.records import ALL, RunHeader, StoredPair
+
+CHUNK_BYTES = 8 << 20  # of one side's logits, read at a time
 
 
 class Measured:
@@ -54,6 +56,13 @@ class Measured:
             StoreError: the run has no logits.
         """
         raise NotImplementedError
+
+    def chunks(self, side: int) -> Iterator[tuple[int, Bits]]:
+        """Yield all rows of a side in order, a few at a time: (first row, bits)."""
+        header = self.header
+        step = max(1, CHUNK_BYTES // (header.vocab * header.format.itemsize))
+        for start in range(0, header.rows, step):
+            yield start, self.read_rows(side, start, min(start + step, header.rows))
 
     @property
     def has_rollouts(self) -> bool:
@@ -119,20 +128,18 @@ class MemoryRun(Measured):
         self.verdicts: Sequence[Verdict] = ()
         self._columns: list[dict[str, Array]] = []
         self._side_rows: list[SideRows] = []
-        self._summaries: list[Summary] = []
-        self._histograms: list[dict[int, int]] = []
+        self._totals: list[PairTotal] = []
+        prompts, positions = np.array(header.places()).T
         for side in sides[1:]:
             figures = compare(sides[0], side, header.format, has_tokens=header.has_tokens)
-            places = np.array(self.header.places())
             columns = {metric.name: metric.of(figures) for metric in METRICS}
             for token in ("reference_token", "variant_token"):
                 columns[token] = np.where(columns[token] < 0, np.nan, columns[token])
-            self._columns.append({"prompt": places[:, 0], "position": places[:, 1], **columns})
+            self._columns.append({"prompt": prompts, "position": positions, **columns})
             self._side_rows = [figures.reference, *self._side_rows[1:], figures.variant]
             total = PairTotal()
             total.add(figures)
-            self._summaries.append(total.summary())
-            self._histograms.append(total.histogram)
+            self._totals.append(total)
 
     def columns(self, pair: int) -> Mapping[str, Array]:
         """Return the kernel's figures."""
@@ -159,7 +166,7 @@ class MemoryRun(Measured):
                 verdict.pair,
                 self.header.sides[0].name,
                 self.header.sides[verdict.pair + 1].name,
-                self._summaries[verdict.pair],
+                self._totals[verdict.pair].summary(),
                 verdict.name,
                 verdict.because,
                 verdict.noise_ratio,
@@ -187,7 +194,7 @@ class MemoryRun(Measured):
 
     def histogram(self, pair: int) -> dict[int, int]:
         """Return a map from ULP distance to number of elements of a pair."""
-        return self._histograms[pair]
+        return self._totals[pair].histogram
 
     def records(self, pair: int) -> list[Record]:
         """Return the figures of a pair, one dict per position, None if undefined."""
@@ -196,10 +203,8 @@ class MemoryRun(Measured):
         for metric in METRICS:
             is_null = np.isnan(columns[metric.name])
             numbers = np.where(is_null, 0, columns[metric.name]).astype(metric.dtype)
-            lists[metric.name] = [
-                None if no else number
-                for no, number in zip(is_null.tolist(), numbers.tolist(), strict=True)
-            ]
+            # None where it is masked
+            lists[metric.name] = np.ma.array(numbers, mask=is_null).tolist()
         return [dict(zip(lists, row, strict=True)) for row in zip(*lists.values(), strict=True)]
 
     def compared_positions(self, pair: int) -> int:  # noqa: ARG002  (all of them, of whole rows)

@@ -5,7 +5,6 @@ from contextlib import contextmanager
 from datetime import UTC, datetime
 
 from .file.database import Database
-from .store.partial import Partial
 from .store.store import Store
 from .tables.schema import create_tables
 
@@ -19,9 +18,9 @@ def new_run(
     *,
     created: datetime | None = None,
     **options: int,
-) -> Iterator[tuple[Database, Partial, datetime]]:
-    """Open the database of a new run with empty tables; an error leaves nothing. options: of
-    `Database.to_write`.
+) -> Iterator[tuple[Database, datetime]]:
+    """Open the database of a new run with empty tables; an error leaves nothing. Its path has the
+    new id. options: of `Database.to_write`.
     """
     created = created or datetime.now(UTC)
     store.check_space(logits_bytes)
@@ -32,4 +31,4 @@ def new_run(
         database.execute("BEGIN")
         create_tables(database)
         database.execute("COMMIT")
-        yield database, partial, created
+        yield database, created

@@ -57,15 +57,11 @@ def write_ops_run(
         raise UsageError("no operation was probed; nothing was stored.")
     about = asdict(header) | {"compute_dtype": ", ".join(header.dtypes)}
     del about["dtypes"]
-    with new_run(store, header.name, run_id, created=header.created) as (
-        database,
-        partial,
-        created,
-    ):
-        values = about | {"run_id": partial.path.stem, "created": created}
+    with new_run(store, header.name, run_id, created=header.created) as (database, created):
+        values = about | {"run_id": database.path.stem, "created": created}
         insert_run(database, kind=KIND, revision="", vocab=0, positions=0, **values)
         ops.insert_ops(database, rows)
-    return partial.path.stem
+    return database.path.stem
 
 
 def read_ops(store: Store, run_id: str) -> OpsRun:

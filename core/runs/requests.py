@@ -62,21 +62,18 @@ def command_elsewhere(run: RunReader, model: str) -> tuple[str, str] | None:
     return elsewhere.typed(), prompts.decode()
 
 
-def command_with(about: Provenance, *extras: str, trusts_code: bool = False) -> str | None:
+def command_with(about: Provenance, *extras: str) -> str | None:
     """Return the command that captures the same with `layers`, `kernels`, `mitigations` or `judge`
     added; None if the run has no request, has one of them already, or continues its prompts, which
     allows `judge` only.
-
-    trusts_code: with --trust-remote-code if the run was captured so, for who captured it.
     """
     request = request_of(about)
     if request is None or (request.tokens and extras != ("judge",)):
         return None
     if any(getattr(request, extra) for extra in extras):
         return None
-    trusts_code = trusts_code and request.trust_remote_code
     options: Record = dict.fromkeys(extras, True)
-    return replace(request, trust_remote_code=trusts_code, **options).typed()
+    return replace(request, trust_remote_code=False, **options).typed()
 
 
 def caveat(about: Provenance, command: str | None) -> str:

@@ -20,7 +20,7 @@ from .new_run import new_run
 from .store.store import Store
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
-from .tables.responses import CHOSEN, RESPONSE, SAME, digest_of
+from .tables.responses import CHOSEN, RESPONSE, digest_of
 from .tables.run import VOCABULARY, insert_header, insert_prompts, insert_sides
 
 if TYPE_CHECKING:
@@ -59,10 +59,11 @@ def write_responses(
             f"{values:,} values are more than a run of lists holds ({MAX_VALUES:,}); store whole"
             " rows as a dump of arrays.",
         )
-    with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, partial, created):
+    with new_run(store, name, run_id, values * _BYTES_A_VALUE) as (database, created):
         database.execute("BEGIN")
         dtypes = {pair.compute_dtype or "" for pair in pairs}
-        vocab = {response.vocab or 0 for side in sides for response in side.responses} - {0}
+        responses = [response for side in sides for response in side.responses]
+        vocab = {response.vocab or 0 for response in responses} - {0}
         counts = [int(side.rows.counts.max(initial=1)) for side in sides]
         header = RunHeader(
             name,
@@ -77,9 +78,11 @@ def write_responses(
         )
         insert_header(database, created, header, header.rows)
         insert_prompts(database, header)
-        mappings = [response.texts for side in sides for response in side.responses]
+        texts: dict[int, str] = {}
         # the first counts
-        if texts := {token: text for each in reversed(mappings) for token, text in each.items()}:
+        for response in reversed(responses):
+            texts |= response.texts
+        if texts:
             VOCABULARY.insert(database, token_id=list(texts), text=list(texts.values()))
         digests = [digest_of(side.responses) for side in sides]
         values_digests = [(each, "float64") for each in digests]
@@ -104,7 +107,7 @@ def write_responses(
                 ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
                 insert_evidence(database, index, ids, verdict.evidence, verdict.floors)
         database.execute("COMMIT")
-    return partial.path.stem
+    return database.path.stem
 
 
 def _prompt(responses: Sequence[Response]) -> Prompt:
@@ -128,12 +131,13 @@ def _insert_side(database: Database, index: int, side: ResponseSide) -> None:
         values = {position: value for position, value in every if math.isfinite(value)}
         chosen = {CHOSEN: values} if values else {}
         settings.append(json.dumps({**response.settings, **chosen}, sort_keys=True))
-    RESPONSE.insert(
+    RESPONSE.insert_records(
         database,
+        responses,
         side=index,
         prompt=list(range(len(responses))),
-        **{name: [getattr(response, name) for response in responses] for name in SAME},
         is_start_known=[response.start_known for response in responses],
+        is_processed=None,
         asked=[response.top_logprobs for response in responses],
         tokens=[json.dumps(response.tokens) for response in responses],
         settings=settings,

@@ -85,8 +85,9 @@ class RunWriter:
         logits_bytes = raw_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
-            self._database, partial, created = stack.enter_context(run)
-            self.run_id, self._directory = partial.path.stem, partial.directory
+            self._database, created = stack.enter_context(run)
+            path = self._database.path
+            self.run_id, self._directory = path.stem, path.parent
             self._spool = None if is_whole else Spool(self._directory / "reference")
             self._caches = Spool(self._directory / "reference-kv")
             stack.callback(self._storing.close)

@@ -57,8 +57,7 @@ class CellChange:
         with_ = f" ({clean(since, 400)})" if since else ""
         if not self.what:
             return f"unchanged{with_}."
-        old = self.baseline
-        new = self.now
+        old, new = self.baseline, self.now
         phrases = {
             "bits": "different bits",
             "flips": f"{old.flips:,} -> {plural(new.flips, 'flip')}",
@@ -89,15 +88,15 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
     if not state.cards:
         return CellChange(state, None, None)
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
-    baseline = None
-    for card in state.cards:
-        is_good = card.run_id in pinned if pinned else card.verdict not in FAILING
-        if is_good and card is not now:
-            baseline = card
+    for baseline in state.cards:
+        is_good = baseline.verdict not in FAILING
+        if pinned:
+            is_good = baseline.run_id in pinned
+        if is_good and baseline is not now:
             break
     else:
         return CellChange(state, now, None)
-    names = ("bits", "flips", "verdict")
+    names = "bits", "flips", "verdict"
     what = tuple(name for name in names if getattr(now, name) != getattr(baseline, name))
     builds = {}
     for name in sorted({*now.versions, *baseline.versions}):
@@ -143,7 +142,6 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
         outcome = FAILED
         says = f"failed: {change.state.says}"
     elif now is not None:
-        # of a cell that runs again, too
         is_failed = bool(change.what)
         figure = ", ".join(change.what) or "nothing"
         if condition == "bug":
@@ -154,10 +152,11 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
             is_failed = now.flips > 0
             figure = now.flips
             says = f"has {plural(now.flips, 'flip')}."
-    if not change.done:
-        figure = None
-    elif condition != "changed" or change.baseline:
-        outcome = FAILED if is_failed else PASSED
+        if not change.done:
+            # the sentence is of the last run of a cell that runs again, and decides nothing
+            figure = None
+        elif condition != "changed" or change.baseline:
+            outcome = FAILED if is_failed else PASSED
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"
     place = [in_short(axis, axes[axis]) for axis in ("model", "dtype", "prompts", "device")]
     variant = f"{engine}{axes['path']} ({', '.join(filter(None, place))})"

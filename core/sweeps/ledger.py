@@ -7,7 +7,6 @@ cache of the figures of each run.
 """
 
 import json
-import math
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -23,7 +22,8 @@ import msgspec
 from ..disk import lock, write_atomic
 from ..errors import StoreError
 from ..runs.file.database import Database, each_database
-from ..runs.queries.verdicts import shown_verdict
+from ..runs.reports.report_json import plain_number
+from ..runs.store.cards import card_of
 from ..runs.store.partial import LOCK, PREFIX
 from ..runs.store.store import Store, cell_of
 from ..runs.tables.run import read_run
@@ -58,8 +58,7 @@ _MOST_BLOCKS = 1 << 16  # of all prompts
 _MOST_SIDES = 64
 FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
-# a plan of 100,000 cells takes some 30 MB
-_LARGEST = 64 << 20
+
 T = TypeVar("T")
 _SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
@@ -74,11 +73,9 @@ class CellCard(msgspec.Struct, frozen=True):
     created: str
     verdict: str
     noise_ratio: float | None
-    bit_identical: bool
     flips: int
     neq_share: float
     max_row_ulps: float | None
-    max_abs: float | None
     bits: tuple[str, ...]
     versions: dict[str, str]
     growth: tuple[float | None, ...]
@@ -90,29 +87,19 @@ class CellCard(msgspec.Struct, frozen=True):
 
 def read_card(database: Database) -> CellCard:
     """Read the card of a run file. StoreError if the run is not of a cell."""
-    about = read_run(database)
-    pairs = database.rows(
-        "SELECT bit_identical, verdict, neq_share FROM run_file.pair ORDER BY pair",
-        most=_MOST_SIDES,
-    )
-    bits = database.rows(
-        "SELECT left(sha256, 64) FROM run_file.side ORDER BY side",
-        most=_MOST_SIDES + 1,
-    )
-    if not pairs or len(pairs) == _MOST_SIDES:
+    card = card_of(database)
+    if not 0 < card.pairs < _MOST_SIDES:
         raise StoreError(f"{database.file}: a cell has from 1 to {_MOST_SIDES - 1} pairs.")
+    about = read_run(database)
     with database.decoding("provenance"):
         versions = {str(name): str(value) for name, value in json.loads(about["versions"]).items()}
         build = json.loads(about["request"] or "{}").get("build")
         versions |= {name: about[name] for name in ("revision", "device", "device_name")}
         versions |= {"build": str(build)} if build else {}
-    verdicts = [shown_verdict(about["kind"], bool(pair[0]), pair[1]) for pair in pairs]
-    places = [SEVERITY.get(verdict, len(SEVERITY)) for verdict in verdicts]
-    worst = min(range(len(pairs)), key=lambda n: (places[n], -pairs[n][2]))
-    names = ("noise_ratio", "flips", "neq_share", "max_abs", "max_row_ulps")
-    (largest,) = database.rows(
-        f"SELECT {', '.join(f'max({name})' for name in names)} FROM run_file.pair",
-    )
+    places = [SEVERITY.get(verdict, len(SEVERITY)) for verdict in card.pair_verdicts]
+    shares = database.rows("SELECT neq_share FROM run_file.pair ORDER BY pair")
+    worst = min(range(card.pairs), key=lambda n: (places[n], -shares[n][0]))
+    bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side")
     growth = database.rows(
         "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS"
         " NOT NULL), 0)) FROM run_file.layer WHERE pair = ? AND kind = 'residual' GROUP BY ordinal"
@@ -120,19 +107,17 @@ def read_card(database: Database) -> CellCard:
         [worst],
         most=_MOST_BLOCKS,
     )
-    figures: dict[str, Any] = dict(zip(names, largest, strict=True))
-    for name, value in figures.items():
-        if value is not None and not math.isfinite(value):
-            figures[name] = None
     return CellCard(
-        run_id=database.path.stem,
-        created=about["created"].isoformat(),
-        verdict=verdicts[worst],
-        bit_identical=all(pair[0] for pair in pairs),
+        run_id=card.run_id,
+        created=card.created.isoformat(),
+        verdict=card.pair_verdicts[worst],
+        noise_ratio=plain_number(card.noise_ratio),
+        flips=card.flips or 0,
+        neq_share=card.max_neq_share,
+        max_row_ulps=plain_number(card.max_row_ulps),
         bits=tuple(row[0] for row in bits),
         versions=versions,
         growth=tuple(row[0] for row in growth),
-        **figures,
     )
 
 
@@ -288,7 +273,7 @@ class Ledger:
     def _bring(self, folder: str) -> None:
         """Fetch the files of other machines from an object store."""
         if self.store.mirror is not None:
-            self.store.mirror.bring(f"{FOLDER}/{folder}", _LARGEST)
+            self.store.mirror.bring(f"{FOLDER}/{folder}")
 
     def _write(self, name: str, record: Any) -> None:
         """Write a small file; None removes it."""
@@ -302,7 +287,7 @@ class Ledger:
         except OSError as error:
             raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
         if self.store.mirror is not None:
-            self.store.mirror.send_small(f"{FOLDER}/{name}", _LARGEST)
+            self.store.mirror.send_small(f"{FOLDER}/{name}")
 
 
 # a page asks for the same plans at every run of its script

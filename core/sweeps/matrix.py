@@ -37,9 +37,9 @@ class MatrixEntry:
 class Matrix:
     """Table of two axes. entries: [rows][columns]."""
 
-    rows: tuple[str, ...]
-    columns: tuple[str, ...]
-    entries: tuple[tuple[MatrixEntry, ...], ...]
+    rows: list[str]
+    columns: list[str]
+    entries: list[list[MatrixEntry]]
 
 
 def varying(changes: Sequence[CellChange]) -> list[str]:
@@ -59,16 +59,15 @@ def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: st
     for change in changes:
         axes = change.state.axes
         at.setdefault((axes[rows], axes[columns]), []).append(change)
-    row_names = dict.fromkeys(change.state.axes[rows] for change in changes)
-    column_names = dict.fromkeys(change.state.axes[columns] for change in changes)
+    row_names = dict.fromkeys(row for row, _ in at)
+    column_names = dict.fromkeys(column for _, column in at)
     entries = []
     for row in row_names:
-        of_row = [_entry(at.get((row, column), []), figure) for column in column_names]
-        entries.append(tuple(of_row))
+        entries.append([_entry(at.get((row, column), []), figure) for column in column_names])
     return Matrix(
-        tuple(in_short(rows, name) or "-" for name in row_names),
-        tuple(in_short(columns, name) or "-" for name in column_names),
-        tuple(entries),
+        [in_short(rows, name) or "-" for name in row_names],
+        [in_short(columns, name) or "-" for name in column_names],
+        entries,
     )
 
 

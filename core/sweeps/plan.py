@@ -174,10 +174,9 @@ def _resolve(path: Path, name: str) -> Path:
 def _digest_of_prompts(request: CaptureRequest) -> str:
     entries = []
     for prompt in prompts_of(request):
-        entry = asdict(prompt)
-        entries.append({name: entry[name] for name in ("text", "token_ids", "messages")})
-        # a part of every digest since 1.0.0
-        entries[-1]["where"] = ""
+        # digests since 1.0.0 have a part `where`, which is empty
+        entry = asdict(prompt) | {"where": ""}
+        entries.append({name: entry[name] for name in ("text", "token_ids", "messages", "where")})
     return _digest(entries)
 
 

@@ -27,6 +27,9 @@ from ..file.records import MAX_SIDES
 from . import llamacpp_files, torch_files
 from .arrays import (
     HEADER_BYTES,
+    Arrays,
+    Contents,
+    Shape,
     StoredArray,
     check_elements,
     foreign_errors,
@@ -37,6 +40,7 @@ from .arrays import (
 
 # every side, its emitted tokens, and the shared keys
 MOST_ARRAYS = 2 * MAX_SIDES + 8
+MOST_BYTES = 64 << 30
 MAX_KEY_LENGTH = 200
 # of a zip directory or safetensors header; of MOST_ARRAYS one takes 0.5 MB; parsed it takes some 20
 # times as much
@@ -51,8 +55,7 @@ _SAFETENSORS = {
 # of a table
 _TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
-# of elements: the mapped file and the offset in it, when they are first read
-_Place = Callable[[], tuple[mmap.mmap, int]]
+_Map = Callable[[], mmap.mmap]  # the mapped file, when elements are first read
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ class Container:
 
     path: Path
     kind: str
-    arrays: dict[str, StoredArray]
+    arrays: Arrays
     texts: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -71,14 +74,17 @@ class Container:
         return clean(self.path.name)
 
 
-def open_container(path: Path, max_bytes: int) -> Container:
-    """Check one file and map it. Reads headers only, and of no more arrays than a dump has."""
+def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
+    """Check one file and map it. Reads headers only, and of no more arrays than a dump has.
+
+    max_bytes: of the file, and of its arrays together.
+    """
     name = clean(path.name or path)
     if not path.is_file():
         raise DumpError(f"{name}: there is no such file; expected {_EXPECTED}.")
+    if not 0 < (size := path.stat().st_size) <= max_bytes:
+        raise DumpError(f"{name}: has {size} bytes; expected 1 to {max_bytes}.")
     with foreign_errors(name, f"a readable file: {_EXPECTED}"), path.open("rb") as file:
-        if not 0 < (size := path.stat().st_size) <= max_bytes:
-            raise DumpError(f"{name}: has {size} bytes; expected 1 to {max_bytes}.")
         data = map_file(file)
     start = data[:9]
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
@@ -86,7 +92,7 @@ def open_container(path: Path, max_bytes: int) -> Container:
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
         shape, is_fortran, dtype, header = read_npy_header(data, f"{name}: '{clean(key)}'")
-        array = _array(name, key, dtype, shape, is_fortran, lambda: (data, header))
+        array = _array(name, key, dtype, shape, is_fortran, lambda: data, header)
         check_elements(array, len(data) - header)
         container = Container(path, "npy", {key: array})
     elif start.startswith(llamacpp_files.MAGIC):
@@ -95,15 +101,14 @@ def open_container(path: Path, max_bytes: int) -> Container:
         container = Container(path, "kld", *llamacpp_files.read_kld(name, path.stem, data))
     # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
-        container = Container(path, "safetensors", *read_safetensors(name, data))
+        container = Container(path, "safetensors", *read_safetensors(name, data, {}))
     else:
         # loads pyarrow, which no array needs
         from ...responses.values import are_values, read_values
 
         if not are_values(path):
             raise DumpError(f"{name}: {_other_format(data[:256])}.")
-        values = read_values(path)
-        array = StoredArray(name, "values", values.dtype, values.shape, rows_of(lambda: values))
+        array = StoredArray.in_memory(name, "values", read_values(path))
         container = Container(path, "json", {"values": array}, {"holds": "values"})
     if len(container.arrays) > MOST_ARRAYS:
         raise DumpError(
@@ -140,14 +145,14 @@ def _array(
     name: str,
     key: str,
     dtype: np.dtype,
-    shape: tuple[int, ...],
+    shape: Shape,
     is_fortran: bool,
-    place: _Place,
+    mapped: _Map,
+    start: int,
     checksum: tuple[int, int] | None = None,
 ) -> StoredArray:
     def view() -> Array:
-        data, start = place()
-        return np.ndarray(shape, dtype, data, start, order="F" if is_fortran else "C")
+        return np.ndarray(shape, dtype, mapped(), start, order="F" if is_fortran else "C")
 
     return StoredArray(name, key, dtype, shape, rows_of(view), checksum)
 
@@ -174,19 +179,15 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
             raise zipfile.BadZipFile(f"a directory of more than {DIRECTORY_BYTES} bytes")
         archive = zipfile.ZipFile(path)
     with archive:
-        # without folders and what macOS adds
+        # folders and what macOS adds are no arrays
         members = [
             member
             for member in archive.infolist()
-            if not (
-                member.is_dir()
-                or member.filename.startswith("__MACOSX/")
-                or member.filename.endswith(".DS_Store")
-            )
+            if not member.filename.startswith("__MACOSX/")
+            and not member.filename.endswith(("/", ".DS_Store"))
         ]
-        is_packed = any(member.compress_type != zipfile.ZIP_STORED for member in members)
         if any(member.filename.rpartition("/")[2] == torch_files.PICKLE for member in members):
-            if is_packed:
+            if any(member.compress_type != zipfile.ZIP_STORED for member in members):
                 raise DumpError(
                     f"{name}: is compressed, which torch.save does not do; expected {_EXPECTED}.",
                 )
@@ -221,28 +222,23 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
                 lengths = np.frombuffer(local, "<u2", 2, 26).tolist()
                 start = member.header_offset + 30 + sum(lengths)
             shape, is_fortran, dtype, header = read_npy_header(begin, label)
-            checksum = None
+            about = name, key, dtype, shape, is_fortran
             if member.compress_type == zipfile.ZIP_STORED and not is_fortran:
                 checksum = zlib.crc32(begin[:header]), member.CRC
-                place = _place_at(data, start + header)
+                arrays[key] = _array(*about, lambda: data, start + header, checksum)
             else:
-                place = _unpack_at(path, member, header)
-            arrays[key] = _array(name, key, dtype, shape, is_fortran, place, checksum)
+                arrays[key] = _array(*about, _unpacked(path, member), header)
             check_elements(arrays[key], member.file_size - header)
         return Container(path, "npz", arrays)
 
 
-def _place_at(data: mmap.mmap, start: int) -> _Place:
-    return lambda: (data, start)
-
-
-def _unpack_at(path: Path, member: zipfile.ZipInfo, header: int) -> _Place:
-    """Place of a member in a temporary file, which it is unpacked to, its checksum checked, when it
+def _unpacked(path: Path, member: zipfile.ZipInfo) -> _Map:
+    """Return what maps a temporary file that a member is unpacked to, its checksum checked, when it
     is first read.
     """
 
     @cache
-    def place() -> tuple[mmap.mmap, int]:
+    def mapped() -> mmap.mmap:
         if shutil.disk_usage(tempfile.gettempdir()).free < member.file_size:
             raise OSError(f"unpacking it needs {member.file_size} bytes of temporary disk")
         with (
@@ -252,9 +248,9 @@ def _unpack_at(path: Path, member: zipfile.ZipInfo, header: int) -> _Place:
         ):
             shutil.copyfileobj(stream, file, 1 << 20)
             file.flush()
-            return map_file(file), header
+            return map_file(file)
 
-    return place
+    return mapped
 
 
 _Count = Annotated[int, msgspec.Meta(ge=0, lt=1 << 62)]
@@ -269,8 +265,8 @@ class _Tensor(msgspec.Struct):
 def read_safetensors(
     name: str,
     data: mmap.mmap,
-    more_dtypes: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, StoredArray], dict[str, str]]:
+    more_dtypes: Mapping[str, Any],
+) -> Contents:
     """Format: 8 bytes of length, JSON header, bytes of the tensors without holes or overlaps
     (huggingface.co/docs/safetensors). more_dtypes: numpy's, by name, of weights.
 
@@ -285,7 +281,9 @@ def read_safetensors(
     with foreign_errors(f"{name}: the header", "the header of a safetensors file"):
         header = msgspec.json.decode(data[8 : 8 + length], type=dict[str, msgspec.Raw])
         texts = msgspec.json.decode(header.pop("__metadata__", b"{}"), type=dict[str, str])
-    arrays, spans, dtypes = {}, [], {**_SAFETENSORS, **(more_dtypes or {})}
+    arrays = {}
+    spans = []
+    dtypes = {**_SAFETENSORS, **more_dtypes}
     for key, entry in header.items():
         with foreign_errors(
             f"{name}: the entry of '{clean(key)}'",
@@ -298,8 +296,8 @@ def read_safetensors(
                 " BF16; upcast others.",
             )
         begin, end = tensor.data_offsets
-        dtype, place = np.dtype(dtypes[tensor.dtype]), _place_at(data, 8 + length + begin)
-        arrays[key] = _array(name, key, dtype, tuple(tensor.shape), False, place)
+        about = name, key, np.dtype(dtypes[tensor.dtype]), tuple(tensor.shape)
+        arrays[key] = _array(*about, False, lambda: data, 8 + length + begin)
         check_elements(arrays[key], end - begin)
         spans.append((begin, end, key))
     place_of_next = 0

@@ -6,7 +6,7 @@ arrays, and as much of the logits as it takes to know the compute dtype; `Dump.c
 Memory stays below about 300 MB for any size of the dump.
 """
 
-from collections.abc import Generator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Self
@@ -19,7 +19,7 @@ from ...numerics.formats import FloatFormat, format_named
 from ...progress import Progress, no_progress
 from ...text import clean, plural, printable
 from ..file.records import MAX_SIDES, VALUE, Generation, Prompt, Provenance, RunHeader, SideHeader
-from .arrays import StoredArray
+from .arrays import Arrays, StoredArray
 from .containers import Container, open_container
 from .dump_notes import notes_on
 from .reserved_keys import (
@@ -45,21 +45,18 @@ from .shapes import (
 )
 from .source_dtype import DumpSide, check_all, convert, detect, side_of
 
-GIB = 1 << 30
-MIB = 1 << 20
-CHUNK_BYTES = 32 * MIB  # a side
+CHUNK_BYTES = 32 << 20  # a side
 # all sides; the caller may still hold one chunk while the next is read
-CHUNK_BYTES_TOGETHER = 64 * MIB
+CHUNK_BYTES_TOGETHER = 64 << 20
 # converted at a time, so that temporaries stay small
-CONVERT_ELEMENTS = MIB
-LOOKED_AT_BYTES = 8 * MIB  # of all sides together, at most an eighth of it a side
+CONVERT_ELEMENTS = 1 << 20
+LOOKED_AT_BYTES = 8 << 20  # of all sides together, at most an eighth of it a side
 # of names of sides: of the reference, and of variants; others come between
 _RANKS = {
     **dict.fromkeys(("reference", "ref", "baseline", "base", "fresh", "expected", "golden"), 1),
     **dict.fromkeys(("variant", "cached", "cache", "reused", "candidate", "test", "actual"), 3),
 }
 _ORIGINS = {"array dtype": "the arrays' own", "declared": "declared", "override": "chosen"}
-_Arrays = dict[str, StoredArray]  # by side, in file order; of two files each has one
 
 
 @dataclass(eq=False)
@@ -94,46 +91,35 @@ class Dump:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
+        """Let go of the files; what was unpacked goes with them."""
+        self._sides = []
 
     @property
     def nbytes(self) -> int:
         """Bytes of all sides' logits in the compute dtype."""
         return len(self._sides) * self.rows * self.vocab * self._format.itemsize
 
-    def close(self) -> None:
-        """Let go of the files; what was unpacked goes with them."""
-        self._sides = []
-
     def header(self, name: str, model: str = "") -> RunHeader:
         """Return the header of the run that this dump would become; its tokens' texts are the
         vocabulary.
         """
-        vocabulary: dict[int, str] = {}
-        for prompt in self.prompts:
-            for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
-                vocabulary.setdefault(token_id, text)
         origin = _ORIGINS.get(self.dtype_reason.partition(":")[0], self.dtype_reason)
         of_dtype = f"Compute dtype: {self.compute_dtype}, {origin}."
         of_exact = f"Exact result: {clean(self.exact.name)}." if self.exact else ""
         meta = f"meta {self.meta}" if self.meta else ""
         note = " ".join(part for part in (of_dtype, of_exact, *self.warnings, meta) if part)
-        provenance = Provenance(kind="upload", model=model, note=note)
         return RunHeader(
             name,
             self.compute_dtype,
             self.vocab,
             self.prompts,
             self.sides,
-            provenance,
-            vocabulary=vocabulary,
+            Provenance(kind="upload", model=model, note=note),
+            vocabulary=_texts_of(self.prompts),
             holds="logit" if self.has_tokens else VALUE,
         )
 
-    def chunks(
-        self,
-        max_bytes: int = CHUNK_BYTES,
-    ) -> Generator[tuple[int, list[Bits]], None, None]:
+    def chunks(self, max_bytes: int = CHUNK_BYTES) -> Iterator[tuple[int, list[Bits]]]:
         """(first row, one [n, vocab] array of compute-dtype bits a side), in row order, again from
         the start at each call.
 
@@ -141,8 +127,6 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
-        if not self._sides:
-            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)
@@ -150,11 +134,7 @@ class Dump:
         for first, bits in zip(range(0, self.rows, step), zip(*streams, strict=True), strict=True):
             yield first, list(bits)
 
-    def _stream(
-        self,
-        side: DumpSide,
-        step: int,
-    ) -> Generator[Bits, None, None]:
+    def _stream(self, side: DumpSide, step: int) -> Iterator[Bits]:
         """Return the rows of one side as bits of the compute dtype, `step` at a time. [n, vocab]
         each
         """
@@ -179,7 +159,6 @@ def open_dump(
     holds: str | None = None,
     exact: Path | None = None,
     has_experts: bool = False,
-    max_bytes: int = 64 * GIB,
     fewest_sides: int = 2,
     as_exact: bool = False,
     on_progress: Progress = no_progress,
@@ -190,7 +169,7 @@ def open_dump(
     `reference` names the side to compare with; else it is the one called 'reference', else the
     first; of safetensors, which sort by name, 'fresh' and 'baseline' come before others, and
     'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
-    detected. `max_bytes` limits each file, packed and unpacked. `holds`: 'logits' takes arrays for
+    detected. `holds`: 'logits' takes arrays for
     [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
     first tokens, those that all of them have; 'values' takes arrays for [rows, n] or [rows] that
     are no logits. A dump may declare the last itself. `exact`: file of the exact result, if it is
@@ -206,7 +185,7 @@ def open_dump(
         )
     override = format_named(compute_dtype) if compute_dtype else None
     check_holds(holds)
-    containers = [open_container(Path(path), max_bytes) for path in paths]
+    containers = [open_container(Path(path)) for path in paths]
     dump_name = " and ".join(container.name for container in containers)
     has_tokens = holds != VALUES and (holds is not None or not any(map(holds_values, containers)))
     arrays, notes = _named_arrays(containers, fewest_sides, has_tokens, as_exact)
@@ -224,12 +203,12 @@ def open_dump(
         )
     reserved = [read_reserved(container, shape) for container in containers]
     declared = [extra.compute_dtype for extra in reserved]
-    if override is None and len({fmt.name for fmt in declared if fmt}) > 1:
+    if override is None and len({*filter(None, declared)}) > 1:
         raise DumpError(
             f"{dump_name}: declare different compute_dtypes; expected one, or compute_dtype given"
             " when opening.",
         )
-    dtype = next((fmt for fmt in declared if fmt), None)
+    dtype = next(filter(None, declared), None)
     sides = []
     for place, (name, array) in enumerate(arrays.items()):
         bits_format = declared[place % len(declared)] or dtype or override
@@ -257,9 +236,7 @@ def open_dump(
     prompts = prompts_of(reserved[0], reserved[-1])
     generations: tuple[Generation, ...] = ()
     if has_tokens and not as_exact:
-        own = [side.name for side in sides]
-        generations = _generations(dump_name, own, arrays, reserved, prompts)
-    meta = reserved[0].meta or reserved[-1].meta
+        generations = _generations(dump_name, sides, list(arrays), reserved, prompts)
     if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
         exact = containers[0].path
     dump = Dump(
@@ -268,7 +245,7 @@ def open_dump(
         prompts,
         target,
         reason,
-        meta,
+        reserved[0].meta or reserved[-1].meta,
         generations,
         has_tokens=has_tokens,
         exact=exact,
@@ -307,35 +284,44 @@ def _rank(name: str, reference: str | None, is_sorted: bool) -> int:
     return _RANKS.get(name.lower(), 2)
 
 
+def _texts_of(prompts: Sequence[Prompt]) -> dict[int, str]:
+    """Return the known texts of token ids; the first of an id counts."""
+    texts: dict[int, str] = {}
+    for prompt in prompts:
+        for token_id, text in zip(prompt.token_ids, prompt.token_texts, strict=False):
+            texts.setdefault(token_id, text)
+    return texts
+
+
 def _generations(
     dump_name: str,
-    sides: list[str],
-    arrays: _Arrays,
+    sides: list[DumpSide],
+    names: list[str],
     reserved: list[Reserved],
     prompts: tuple[Prompt, ...],
 ) -> tuple[Generation, ...]:
-    """Return the tokens that each side emitted, by prompt."""
+    """Return the tokens that each side emitted, by prompt. names: of the sides, in file order."""
     emitted = {}
     for place, extra in enumerate(reserved):
-        only = list(arrays)[place :: len(reserved)]
+        only = names[place :: len(reserved)]
         for key, tokens in extra.emitted.items():
             name = key or (only[0] if len(only) == 1 else "")
             if name not in only:
-                names = ", ".join(clean(side, 40) for side in only[:8])
+                known = ", ".join(clean(side, 40) for side in only[:8])
                 raise DumpError(
                     f"{extra.file}: '{EMITTED}{':' if key else ''}{clean(key, 60)}' belongs to no"
-                    f" side; expected '{EMITTED}:SIDE', of {names}.",
+                    f" side; expected '{EMITTED}:SIDE', of {known}.",
                 )
             emitted[name] = tokens
     if not emitted:
         return ()
-    if lacking := [name for name in sides if name not in emitted]:
+    if lacking := [name for name in names if name not in emitted]:
         raise DumpError(
             f"{dump_name}: has '{EMITTED}' tokens of some sides but not of"
             f" '{clean(lacking[0], 60)}'; expected all or none.",
         )
-    texts = {i: text for p in prompts for i, text in zip(p.token_ids, p.token_texts, strict=False)}
-    tokens_of_sides = np.array([emitted[name] for name in sides])
+    texts = _texts_of(prompts)
+    tokens_of_sides = np.array([emitted[side.name] for side in sides])
     generations = []
     start = 0
     for index, prompt in enumerate(prompts):
@@ -365,7 +351,7 @@ def _named_arrays(
     fewest_sides: int,
     has_tokens: bool,
     as_exact: bool,
-) -> tuple[_Arrays, list[str]]:
+) -> tuple[Arrays, list[str]]:
     """Return the sides, and notes on arrays that are none."""
     arrays: list[StoredArray] = []
     notes: list[str] = []
@@ -395,7 +381,7 @@ def _named_arrays(
     return dict(zip(names, arrays, strict=True)), notes
 
 
-def _cut_to_common(arrays: _Arrays, notes: list[str]) -> _Arrays:
+def _cut_to_common(arrays: Arrays, notes: list[str]) -> Arrays:
     """Return the sides, each with the tokens that all of them have; a note on every one that had
     more.
     """

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from ...numerics.arrays import Bits
-from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat, format_named, values_of
+from ...numerics.formats import BFLOAT16, FLOAT16, FloatFormat, values_of
 from ...text import clean
 from ..file.records import Prompt
 from .shapes import HOLDS, LOGITS
@@ -86,7 +86,7 @@ def _notes_on_dtypes(
     """Return notes on ULPs of sides saved or computed in different dtypes. first: bits of the
     compute dtype.
     """
-    holds: dict[str, list[str]] = {}  # dtype of the values -> sides
+    holds: dict[FloatFormat, list[str]] = {}  # dtype of the values -> sides
     for side, bits in zip(sides, first, strict=True):
         source, dtype = side.fmt, fmt
         if source.bits == 16 and source is not fmt:
@@ -94,14 +94,14 @@ def _notes_on_dtypes(
         elif len(np.unique(bits.reshape(-1)[:_MANY_VALUES])) >= _LEAST_VALUES:
             narrow = (each for each in (BFLOAT16, FLOAT16) if convert(bits, fmt, each) is not None)
             dtype = next(narrow, fmt)
-        holds.setdefault(dtype.name, []).append(f"'{clean(side.name, 40)}'")
+        holds.setdefault(dtype, []).append(f"'{clean(side.name, 40)}'")
     saved = dict.fromkeys(side.fmt.name for side in sides)
     if len(holds) > 1:
-        coarsest = min(map(format_named, holds), key=lambda each: each.mantissa_bits)
+        coarsest = min(holds, key=lambda each: each.mantissa_bits)
         steps = 1 << (fmt.mantissa_bits - coarsest.mantissa_bits)
         summaries = [
             f"{', '.join(names[:3])}{f' and {len(names) - 3} more' if len(names) > 3 else ''}"
-            f" {'holds' if len(names) == 1 else 'hold'} {dtype} values"
+            f" {'holds' if len(names) == 1 else 'hold'} {dtype.name} values"
             for dtype, names in holds.items()
         ]
         return [

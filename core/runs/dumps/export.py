@@ -19,18 +19,16 @@ from numpy.lib import format as npy_format
 
 from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError
-from ...numerics.arrays import Array
+from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
 from ..file.keep import refusal
-from ..file.records import ALL
+from ..file.records import RunHeader, SideHeader
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
 from .source_dtype import convert
 
 if TYPE_CHECKING:
     from ..reader import RunReader
-
-ROWS_BYTES = 8 << 20  # read and written at a time
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
@@ -44,10 +42,10 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
     file appears complete or not at all; StoreError if it cannot be written or would replace
     another.
     """
-    path = Path(path)
+    header = run.header
     if path.suffix != ".npz":
         raise UsageError(f"{path.name}: export writes an npz; expected a name that ends in .npz.")
-    for side in run.header.sides:
+    for side in header.sides:
         try:
             check_key("export", side.name)
         except DumpError as error:
@@ -57,26 +55,33 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
                 f"side '{side.name}' cannot be exported: its name is a reserved key of a dump;"
                 " expected another name.",
             )
-    if run.header.keep != ALL:
-        raise StoreError(refusal(run.header))
+    if not run.has_all_logits:
+        raise StoreError(refusal(header))
     with (
         exporting(path, overwrite=overwrite) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
     ):
-        header = run.header
-        lengths = [each.positions for each in header.prompts]
+        lengths = header.lengths
         # [n, 1, vocab] are steps
         has_lengths = len(set(lengths)) > 1 or (len(lengths) > 1 and lengths[0] == 1)
         leading: tuple[int, ...] = (len(lengths), lengths[0])
         if len(lengths) == 1 or has_lengths:
             leading = (header.rows,)
-        for place in range(len(header.sides)):
-            _write_side(run, archive, place, leading)
+        for place, side in enumerate(header.sides):
+            source = format_named(side.source_dtype)
+            bfloat16 = "<u2" if source is header.format else "|V2"
+            descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: bfloat16}[source]
+            about = {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
+            with archive.open(_member(side.name), "w", force_zip64=True) as member:
+                # np.save would need all rows in memory at once
+                npy_format.write_array_header_1_0(member, about)
+                for _, bits in run.chunks(place):
+                    member.write(_restored(bits, header, side).tobytes())
         if has_lengths:
             _write_array(archive, "prompt_lengths", np.array(lengths, np.int64))
         if all(each.token_ids for each in header.prompts):
-            ids = np.concatenate([each.token_ids for each in header.prompts])
-            _write_array(archive, "token_ids", ids.astype(np.int64).reshape(leading))
+            ids = np.concatenate([each.token_ids for each in header.prompts], dtype=np.int64)
+            _write_array(archive, "token_ids", ids.reshape(leading))
         if all(each.token_texts for each in header.prompts):
             texts = [text for each in header.prompts for text in each.token_texts]
             # A unicode array gives every text the room of the longest; one absurdly long text is
@@ -84,7 +89,7 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
             if 4 * max(map(len, texts)) * len(texts) <= TEXT_BYTES and any(texts):
                 _write_array(archive, "tokens", np.array(texts, np.str_).reshape(leading))
         if header.provenance.kind == "upload" and run.generations:
-            ends = np.cumsum(header.lengths)
+            ends = np.cumsum(lengths)
             for place, side in enumerate(header.sides):
                 # -1 for every row whose next token was given
                 tokens = np.full(header.rows, -1, np.int64)
@@ -130,27 +135,12 @@ def _member(key: str) -> zipfile.ZipInfo:
     return zipfile.ZipInfo(f"{key}.npy", (1980, 1, 1, 0, 0, 0))
 
 
-def _write_side(
-    run: RunReader,
-    archive: zipfile.ZipFile,
-    place: int,
-    leading: tuple[int, ...],
-) -> None:
-    header, side = run.header, run.header.sides[place]
-    source = format_named(side.source_dtype)
-    bfloat16 = "<u2" if source is header.format else "|V2"
-    descr = {FLOAT32: "<f4", FLOAT16: "<f2", BFLOAT16: bfloat16}[source]
-    step = max(1, ROWS_BYTES // (header.vocab * 4))
-    with archive.open(_member(side.name), "w", force_zip64=True) as member:
-        # np.save would need all rows in memory at once
-        about = {"descr": descr, "fortran_order": False, "shape": (*leading, header.vocab)}
-        npy_format.write_array_header_1_0(member, about)
-        for start in range(0, header.rows, step):
-            bits = run.read_rows(place, start, min(start + step, header.rows))
-            restored = convert(bits, header.format, source)
-            if restored is None:
-                raise StoreError(
-                    f"side '{side.name}' holds values that are no {source.name}, the"
-                    " dtype it came in; expected a run from one dump.",
-                )
-            member.write(restored.tobytes())
+def _restored(bits: Bits, header: RunHeader, side: SideHeader) -> Bits:
+    """Return bits of the compute dtype in the dtype that their side came in."""
+    restored = convert(bits, header.format, format_named(side.source_dtype))
+    if restored is None:
+        raise StoreError(
+            f"side '{side.name}' holds values that are no {side.source_dtype}, the dtype it came"
+            " in; expected a run from one dump.",
+        )
+    return restored

@@ -4,7 +4,6 @@
 Every count is checked against the file's size before anything of that size is allocated.
 """
 
-import json
 import math
 import mmap
 import struct
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 from ...errors import DumpError
 from ...numerics.arrays import Array
 from ..file.records import MAX_SIDES, MAX_VOCAB
-from .arrays import Rows, StoredArray, foreign_errors, rows_of
+from .arrays import Contents, Rows, Shape, StoredArray, foreign_errors, rows_of
 
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
@@ -25,7 +24,7 @@ _NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
 _UINT32, _STRING, _LIST = 4, 8, 9
 
 
-def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def read(name: str, key: str, data: mmap.mmap) -> Contents:
     """Read the tensors `tokens` (int32) and `logits` (float32, one row per token); return arrays
     and texts of a dump.
 
@@ -39,8 +38,9 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
             f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
             " llama-results.",
         )
-    (ids, id_kind, id_place), (dimensions, kind, place) = tensors["tokens"], tensors["logits"]
-    count, elements = math.prod(ids), math.prod(dimensions)
+    length, id_kind, id_place = tensors["tokens"]
+    dimensions, kind, place = tensors["logits"]
+    count, elements = math.prod(length), math.prod(dimensions)
     if (id_kind, kind) != (_I32, _F32):
         raise DumpError(
             f"{name}: has tensors of types {id_kind} and {kind}; expected int32 tokens, float32"
@@ -51,24 +51,25 @@ def read(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], 
             f"{name}: has {elements:,} logits for {count:,} tokens; expected a row of the"
             " vocabulary each.",
         )
-    if max(id_place + 4 * count, place + 4 * elements) > len(data):
-        raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
-    shape = count, elements // count
-    rows = rows_of(lambda: np.ndarray(shape, "<f4", data, place))
-    logits = StoredArray(name, key, np.dtype("<f4"), shape, rows)
-    tokens = StoredArray.of_numbers(name, "token_ids", np.frombuffer(data, "<i4", count, id_place))
-    meta = json.dumps({"format": "llama.cpp llama-results"})
+    with foreign_errors(name, "a complete file of llama-results"):
+        rows = np.ndarray((count, elements // count), "<f4", data, place)
+        ids = np.ndarray(count, "<i4", data, id_place)
+    logits = StoredArray.in_memory(name, key, rows)
+    tokens = StoredArray.in_memory(name, "token_ids", ids)
+    meta = '{"format": "llama.cpp llama-results"}'
     return {key: logits, "token_ids": tokens}, {"compute_dtype": "float32", "meta": meta}
 
 
-def read_kld(name: str, key: str, data: mmap.mmap) -> tuple[dict[str, StoredArray], dict[str, str]]:
+def read_kld(name: str, key: str, data: mmap.mmap) -> Contents:
     """Read a file of --kl-divergence-base as a dump: ULPs mean nothing."""
     tokens, vocab, decode = kld_rows(name, data)
     read = tokens[:, tokens.shape[1] // 2 : -1]
     chunks, length = read.shape
-    numbers = {"token_ids": read.reshape(-1), "prompt_lengths": np.array([length] * chunks)}
-    arrays = {key: StoredArray(name, key, np.dtype("<f4"), (chunks * length, vocab), decode)}
-    arrays |= {each: StoredArray.of_numbers(name, each, values) for each, values in numbers.items()}
+    arrays = {
+        key: StoredArray(name, key, np.dtype("<f4"), (chunks * length, vocab), decode),
+        "token_ids": StoredArray.in_memory(name, "token_ids", read.reshape(-1)),
+        "prompt_lengths": StoredArray.in_memory(name, "prompt_lengths", np.full(chunks, length)),
+    }
     meta = "llama.cpp --kl-divergence-base, 16 bits per value: ULPs mean nothing"
     return arrays, {"compute_dtype": "float32", "meta": meta}
 
@@ -106,7 +107,7 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
 def gguf_header(
     data: bytes | mmap.mmap,
     most_tensors: int,
-) -> tuple[str, dict[str, tuple[tuple[int, ...], int, int]]]:
+) -> tuple[str, dict[str, tuple[Shape, int, int]]]:
     """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and
     place of every tensor (its specification in ggml).
     """

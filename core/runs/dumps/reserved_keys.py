@@ -12,13 +12,18 @@ from ...errors import DumpError, UsageError
 from ...numerics.formats import LOGIT_FORMATS, FloatFormat, format_named
 from ...text import clean
 from ..file.records import LONGEST_NOTE, Prompt, check_token_texts
-from .arrays import StoredArray, foreign_errors
+from .arrays import Arrays, Shape, StoredArray, foreign_errors
 from .containers import Container
 
 TOKEN_IDS = ("token_ids", "input_ids", "prompt_token_ids")  # the first that is there counts
 RESERVED = (
     *TOKEN_IDS,
-    *("tokens", "prompt_lengths", "compute_dtype", "reference_side", "holds", "meta"),
+    "tokens",
+    "prompt_lengths",
+    "compute_dtype",
+    "reference_side",
+    "holds",
+    "meta",
 )
 # the key in a file of one side; it is `emitted:SIDE` in a file of several
 EMITTED = "emitted"
@@ -43,7 +48,7 @@ def is_exact(key: str) -> bool:
 def sides_of(
     container: Container,
     fewest: int = 1,
-) -> tuple[dict[str, StoredArray], list[StoredArray]]:
+) -> tuple[Arrays, list[StoredArray]]:
     """(arrays that are sides by key, whole numbers such as an attention mask, which are none) of a
     file.
 
@@ -65,19 +70,18 @@ def sides_of(
     whole_numbers = [array for key, array in arrays.items() if key not in sides]
     on_trial = {key: array for key, array in sides.items() if not is_exact(key)}
     if EXACT in sides and len(on_trial) > 1:
-        return on_trial, whole_numbers
+        sides = on_trial
     return sides, whole_numbers
 
 
-def exact_of(container: Container) -> dict[str, StoredArray]:
+def exact_of(container: Container) -> Arrays:
     """Return the exact result of a file, first, and the trusted ones; of a file that calls none
     exact, all sides.
     """
     arrays = container.arrays
     if EXACT not in arrays or container.kind == "npy":
         return sides_of(container)[0]
-    trusted = {key: array for key, array in arrays.items() if key.startswith(f"{TRUSTED}:")}
-    return {EXACT: arrays[EXACT]} | trusted
+    return {key: arrays[key] for key in (EXACT, *arrays) if is_exact(key)}
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,8 @@ def prompts_of(one: Reserved, other: Reserved) -> tuple[Prompt, ...]:
     ids, texts = one.token_ids or other.token_ids, one.texts or other.texts
     prompts, start = [], 0
     for length in max(one.lengths, other.lengths, key=len):
-        prompts.append(Prompt(length, ids[start : start + length], texts[start : start + length]))
+        rows = slice(start, start + length)
+        prompts.append(Prompt(length, ids[rows], texts[rows]))
         start += length
     return tuple(prompts)
 
@@ -131,7 +136,7 @@ def holds_values(container: Container) -> bool:
     return holds == "values"
 
 
-def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
+def read_reserved(container: Container, shape: Shape) -> Reserved:
     """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
     axes.
     """
@@ -170,21 +175,19 @@ def read_reserved(container: Container, shape: tuple[int, ...]) -> Reserved:
     tokens = arrays.get("tokens")
     has_numbers = tokens is not None and tokens.dtype.kind in "iu"
     with_ids = [arrays[key] for key in (*TOKEN_IDS, *["tokens"] * has_numbers) if key in arrays]
-    by_position = [
-        *with_ids,
-        *(array for key, array in arrays.items() if key == "tokens" or key.startswith(EMITTED)),
-    ]
-    for array in by_position:
+    emitted = {}
+    for key, array in arrays.items():
+        what, _, side = key.partition(":")
+        is_emitted = what == EMITTED
+        if not is_emitted and key not in (*TOKEN_IDS, "tokens"):
+            continue
         if array.size == shape[-1] != math.prod(counts):
             raise array.refusal(
                 f"has {shape[-1]} entries, as many as the last axis of the sides",
                 "sides of [positions, vocab]: save them transposed (array.T)",
             )
-    emitted = {
-        key.partition(":")[2]: _whole_numbers(array, counts, lowest=-1)
-        for key, array in arrays.items()
-        if key.partition(":")[0] == EMITTED
-    }
+        if is_emitted:
+            emitted[side] = _whole_numbers(array, counts, lowest=-1)
     ids = _whole_numbers(with_ids[0], counts) if with_ids else ()
     texts = () if has_numbers else _tokens(container, tokens, counts)
     return Reserved(name, lengths, ids, texts, compute_dtype, meta, emitted, reference)
@@ -263,15 +266,13 @@ def _tokens(
         _check_fits(array, counts)
         texts = _strings(array, TEXT_BYTES)
     else:
+        listed = container.texts.get("tokens", "")
         with foreign_errors(f"{container.name}: 'tokens'", "a JSON list of texts"):
-            entries = msgspec.json.decode(
-                container.texts.get("tokens") or "[]",
-                type=list[str | list[str]],
-            )
-        texts = [
-            _unicode(text) for one in entries for text in ([one] if isinstance(one, str) else one)
-        ]
-        if "tokens" in container.texts and len(texts) != math.prod(counts):
+            entries = msgspec.json.decode(listed or "[]", type=list[str | list[str]])
+        texts = []
+        for entry in entries:
+            texts += map(_unicode, [entry] if isinstance(entry, str) else entry)
+        if listed and len(texts) != math.prod(counts):
             raise DumpError(
                 f"{container.name}: 'tokens' lists {len(texts)} texts; expected one for each"
                 f" position: {math.prod(counts)}.",

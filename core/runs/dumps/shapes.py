@@ -9,11 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from ...errors import DumpError
-from ...numerics.arrays import Array
 from ...numerics.formats import values_of
 from ...text import clean, plural
 from ..file.records import MAX_ROWS, MAX_VOCAB
-from .arrays import StoredArray
+from .arrays import Arrays, Shape, StoredArray, rows_of
 from .source_dtype import side_of
 
 LOGITS = "logits"  # what a user may say that arrays hold which look like something else
@@ -57,10 +56,10 @@ def check_layers(file: str, names: Sequence[str], most: int) -> None:
 
 
 def common_shape(
-    arrays: Mapping[str, StoredArray],
+    arrays: Arrays,
     *,
     has_tokens: bool,
-) -> tuple[int, ...]:
+) -> Shape:
     """Return the shape all sides have once axes of size 1 are dropped: 1 to 3 axes, the last the
     vocabulary, or the values of a row.
     """
@@ -70,18 +69,18 @@ def common_shape(
         array = arrays[name]
         if shape == common:
             continue
+        problem = f"has shape {clean(array.shape)}"
+        need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
         if not has_tokens:
-            need = f"{clean(arrays[first].shape)} as '{clean(first)}' has"
-            raise array.refusal(f"has shape {clean(array.shape)}", need)
+            raise array.refusal(problem, need)
         if shape[:-1] == common[:-1]:
-            vocab, other_vocab = shape[-1], common[-1]
-            check_shards(array.file, {name: vocab, first: other_vocab})
+            check_shards(array.file, {name: shape[-1], first: common[-1]})
             sizes = (
-                f"{array.file}: '{clean(name)}' has {vocab:,} tokens, '{clean(first)}'"
-                f" {other_vocab:,}"
+                f"{array.file}: '{clean(name)}' has {shape[-1]:,} tokens, '{clean(first)}'"
+                f" {common[-1]:,}"
             )
-            least = min(vocab, other_vocab)
-            more = max(vocab, other_vocab) - least
+            least, most = sorted((shape[-1], common[-1]))
+            more = most - least
             if more > max(_MOST_PADDING, _PADDING_SHARE * least):
                 raise DumpError(f"{sizes}: more than padding. Save the logits of one vocabulary.")
             how = f"{HOLDS.format(PADDED)} compares the first {least:,}"
@@ -90,12 +89,11 @@ def common_shape(
         other_length = len(shape) == len(common) and shape[:-2] == common[:-2]
         if other_length and shape[-1] == common[-1]:
             both = {name: array, first: arrays[first]}
-            raise _other_length(array.file, both, {name: shape, first: common})
+            raise _other_length(both, {name: shape, first: common})
         fix = "save the same positions of both"
         if len(shape) == 2 and shape == common[::-1]:
             fix = "one of them is [vocab, positions]; save it transposed (array.T)"
-        need = f"{clean(arrays[first].shape)} as '{clean(first)}' has: {fix}"
-        raise array.refusal(f"has shape {clean(array.shape)}", need)
+        raise array.refusal(problem, f"{need}: {fix}")
     return common
 
 
@@ -103,16 +101,11 @@ def in_rows(array: StoredArray) -> StoredArray:
     """Return values with an axis for those of a row: of [rows] there is one a row."""
     if len(array.shape) != 1:
         return array
-    size = array.shape[0]
-
-    def rows(start: int, stop: int) -> Array:
-        values = array.rows(0, size).reshape(size, 1)
-        return values[start:stop]
-
-    return replace(array, shape=(size, 1), rows=rows)
+    shape = array.size, 1
+    return replace(array, shape=shape, rows=rows_of(lambda: array.rows(0, 1).reshape(shape)))
 
 
-def shape_of(array: StoredArray, *, has_tokens: bool = True) -> tuple[int, ...]:
+def shape_of(array: StoredArray, *, has_tokens: bool = True) -> Shape:
     """Return the shape of a side without axes of size 1."""
     if not array.shape:
         raise array.refusal("is a single number", "logits of shape [..., vocab]")
@@ -144,17 +137,16 @@ def check_shards(file: str, widths: Mapping[str, int]) -> None:
 
 
 def _other_length(
-    file: str,
-    arrays: Mapping[str, StoredArray],
-    shapes: Mapping[str, tuple[int, ...]],
+    arrays: Arrays,
+    shapes: Mapping[str, Shape],
 ) -> DumpError:
     """Error about two sides of different numbers of positions that says which rows fit, if some
     do.
     """
     (name, shape), (first, common) = shapes.items()
     sizes = (
-        f"{file}: '{clean(name)}' has {plural(shape[-2], 'position')}, '{clean(first)}'"
-        f" {common[-2]:,}"
+        f"{arrays[name].file}: '{clean(name)}' has {plural(shape[-2], 'position')},"
+        f" '{clean(first)}' {common[-2]:,}"
     )
     shorter, longer = sorted(shapes, key=lambda each: shapes[each][-2])
     length, total = shapes[shorter][-2], shapes[longer][-2]
@@ -173,12 +165,11 @@ def _other_length(
         starts = list(range(last + 1))
         if len(starts) * fewer.size > _MOST_COMPARED:
             starts = [0, 1, last - 1, last]
-        shares = [float((tokens[:, at : at + length] == fewer).mean()) for at in starts]
-        best = int(np.argmax(shares))
-        others = max(shares[:best] + shares[best + 1 :])
-        is_clear = shares[best] >= _AGREES and shares[best] > 2 * others
+        shares = [(tokens[:, at : at + length] == fewer).mean() for at in starts]
+        *_, second, best = sorted(shares)
+        is_clear = best >= _AGREES and best > 2 * second
         if is_clear and len(np.unique(fewer)) >= _LEAST_TOKENS:
-            start = starts[best]
+            start = starts[shares.index(best)]
     if start is None:
         return DumpError(f"{sizes}. Save the same positions of both.")
     ends = f"{start or ''}:{'' if start + length == total else start + length}"

@@ -74,11 +74,7 @@ class DumpSide:
         )
 
 
-def convert(
-    bits: Bits,
-    fmt: FloatFormat,
-    target: FloatFormat,
-) -> Bits | None:
+def convert(bits: Bits, fmt: FloatFormat, target: FloatFormat) -> Bits | None:
     """Convert bits of `fmt` to the same values in `target`, or return None if one would change.
 
     Same shape.
@@ -99,7 +95,6 @@ def side_of(
     name: str,
     array: StoredArray,
     bits_format: FloatFormat | None,
-    *,
     rounds_double: bool = False,
 ) -> DumpSide:
     """Return how to read `array`, by its dtype; bare 16-bit integers mean `bits_format`, the
@@ -108,7 +103,7 @@ def side_of(
     kind, size = array.dtype.kind, array.dtype.itemsize
     if kind == "f" and size in (2, 4, 8):
         fmt = FLOAT16 if size == 2 else FLOAT32
-        return DumpSide(name, array, fmt, is_double=size == 8, rounds_double=rounds_double)
+        return DumpSide(name, array, fmt, size == 8, rounds_double)
     if kind == "V" and size == 2:
         return DumpSide(name, array, BFLOAT16)
     # int16 too: it is what older torch offers as a view of bfloat16
@@ -131,8 +126,8 @@ def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Progress)
         is_number_seen = False
         for bits in blocks:
             magnitude = bits & side.fmt.carrier.type((1 << (side.fmt.bits - 1)) - 1)
-            is_number_seen = is_number_seen or bool((magnitude <= side.fmt.first_nonfinite).any())
-            if target is not None and not is_settled and convert(bits, side.fmt, target) is None:
+            is_number_seen |= bool((magnitude <= side.fmt.first_nonfinite).any())
+            if target and not is_settled and convert(bits, side.fmt, target) is None:
                 raise side.lossy(bits, target)
             if is_number_seen and is_settled and not side.is_double:
                 break

@@ -5,7 +5,6 @@ which runs no code.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import FOREIGN, StoredArray, check_elements, foreign_errors, rows_of
+from .arrays import Arrays, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -34,7 +33,7 @@ _MOST_ITEMS = 1 << 16
 _DEEPEST = 3  # dicts within dicts
 
 
-def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str], bool]:
+def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
     """(arrays by key, texts by key, whether the file is one bare array) of an archive of
     torch.save.
     """
@@ -47,7 +46,7 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
         ) from None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (*FOREIGN, pickle.UnpicklingError, AttributeError, AssertionError) as error:
+    except Exception as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
         raise DumpError(
@@ -74,7 +73,7 @@ def read(name: str, path: Path) -> tuple[dict[str, StoredArray], dict[str, str],
         ):
             texts[key] = json.dumps(values)
         elif isinstance(item, list | tuple) and (numbers := _whole_numbers(item)) is not None:
-            arrays[key] = StoredArray.of_numbers(name, key, numbers)
+            arrays[key] = StoredArray.in_memory(name, key, numbers)
     return arrays, texts, list(arrays) == [path.stem]
 
 
@@ -148,9 +147,8 @@ def _array(name: str, key: str, tensors: Sequence[torch.Tensor]) -> StoredArray:
     if sum(view.nbytes for view in views) > sum(storages.values()):
         raise DumpError(f"{label} repeats what its storage holds; expected whole tensors.")
     first = views[0]
-    if len(views) == 1:
-        array = StoredArray(name, key, first.dtype, first.shape, rows_of(lambda: first))
-    else:
+    array = StoredArray.in_memory(name, key, first)
+    if len(views) > 1:
 
         def rows(start: int, stop: int) -> Array:
             return np.stack([view.reshape(-1) for view in views[start:stop]])

@@ -87,7 +87,7 @@ class Database:
         function.
         """
         with _edge(path):
-            attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
+            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
             return cls(path, _connect(attach, _LOCKED), is_shared=True)
 
     @classmethod
@@ -100,7 +100,7 @@ class Database:
         with _edge(path):
             block = 16384 if expected_bytes < _SMALL_RUN else 262144
             form = f"TYPE duckdb, ROW_GROUP_SIZE {row_group}, BLOCK_SIZE {block}"
-            attach = f"ATTACH {_quote(path.absolute())} AS run_file ({form})"
+            attach = f"ATTACH {quote(path.absolute())} AS run_file ({form})"
             spill = str(path.absolute().parent / "spill")
             return cls(path, _connect(attach, "USE run_file", temp_directory=spill))
 
@@ -108,7 +108,7 @@ class Database:
     def to_change(cls, path: Path) -> Database:
         """Open a file that no other process sees yet for writing, confined like a reader's."""
         with _edge(path):
-            attach = f"ATTACH {_quote(_regular_file(path))} AS run_file (TYPE duckdb)"
+            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb)"
             return cls(path, _connect(attach, _SEARCH, _LOCKED))
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
@@ -274,8 +274,9 @@ def _reason(path: Path, error: BaseException) -> str:
     return first
 
 
-def _quote(path: Path) -> str:
-    return "'" + str(path).replace("'", "''") + "'"
+def quote(text: object) -> str:
+    """Return a text, or a path, as a literal of SQL."""
+    return "'" + str(text).replace("'", "''") + "'"
 
 
 def _regular_file(path: Path) -> Path:
@@ -290,18 +291,6 @@ def _regular_file(path: Path) -> Path:
     return place
 
 
-def check_size(path: Path, logits_bytes: int) -> int:
-    """Bytes of the file. Logits are not compressed: a smaller file has lost some."""
-    with _edge(path):
-        size = path.stat().st_size
-    if size < logits_bytes:
-        raise StoreError(
-            f"{_name(path)}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the file"
-            " is damaged.",
-        )
-    return size
-
-
 def each_database(
     paths: Sequence[Path],
     read: Callable[[Database], Read],
@@ -313,7 +302,7 @@ def each_database(
     ms, attaching to one 0.4 ms.
     """
     folders = sorted({Path(os.path.realpath(path)).parent for path in paths})
-    allowed = f"SET allowed_directories = [{', '.join(map(_quote, folders))}]"
+    allowed = f"SET allowed_directories = [{', '.join(map(quote, folders))}]"
     # the queries of a listing are too small for one to pay
     few = "PRAGMA disable_optimizer"
     connection = None
@@ -324,7 +313,7 @@ def each_database(
                 place = _regular_file(path)
                 # two instances in two threads were no faster: reading holds Python's lock
                 instance = connection = connection or _connect(allowed, _SHUT_IN, few, threads=1)
-                instance.execute(f"ATTACH {_quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                instance.execute(f"ATTACH {quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
                 database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)

@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from ...errors import StoreError
 from ...numerics.arrays import Floats
-from .database import Database
+from .database import Database, quote
 
 _SQL = {
     "bool": "BOOLEAN",
@@ -83,10 +83,10 @@ class Table:
         """CREATE TABLE, and what the table and every column mean as their comments."""
         columns = ", ".join(f"{column.name} {column.type} {column.more}" for column in self.columns)
         comments = [
-            f"COMMENT ON COLUMN {self.name}.{column.name} IS {_quote(column.help)};"
+            f"COMMENT ON COLUMN {self.name}.{column.name} IS {quote(column.help)};"
             for column in self.columns
         ]
-        table = f"COMMENT ON TABLE {self.name} IS {_quote(self.help)};"
+        table = f"COMMENT ON TABLE {self.name} IS {quote(self.help)};"
         return "\n".join([f"CREATE TABLE {self.name} ({columns});", table, *comments])
 
     def arrow(self, **values: Any) -> pa.Table:
@@ -155,7 +155,3 @@ def nullable(kind: pa.DataType) -> Any:
 
 def _is_column(value: object) -> bool:
     return isinstance(value, np.ndarray | pa.Array | list)
-
-
-def _quote(text: str) -> str:
-    return "'" + text.replace("'", "''") + "'"

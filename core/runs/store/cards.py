@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
+from operator import itemgetter
 from pathlib import Path
 
 import msgspec
@@ -16,7 +17,7 @@ from msgspec.structs import replace
 from ...errors import StoreError, UsageError
 from ...numerics.formats import format_named
 from ...text import clean, plural
-from ..file.database import Database, check_size, each_database
+from ..file.database import Database, each_database
 from ..file.records import ALL, MAX_SIDES
 from ..queries.verdicts import shown_verdict
 from ..tables.run import read_run
@@ -32,7 +33,7 @@ _LONGEST_TOKEN = 200
 _AFAR_THREADS = 8
 
 
-class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class RunCard(msgspec.Struct, frozen=True):
     """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps,
     rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
     nonfinite_mismatch are those of its worst pair.
@@ -76,13 +77,16 @@ class BrokenRun:
     reason: str
 
 
+Results = dict[Path, RunCard | StoreError]
+
+
 def list_runs(store: Store) -> tuple[list[RunCard], list[BrokenRun]]:
     """All runs of a store, newest first, and the files that are none."""
     cards, broken_runs = arrange(store, read_cards(store, store.paths()))
     return rename(cards, store.all_labels()[0]), broken_runs
 
 
-def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+def read_cards(store: Store, paths: Sequence[Path]) -> Results:
     """Cards of runs of a store; those of objects come from its index, or are read from the files
     and added to it.
     """
@@ -91,7 +95,7 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
         return read_runs(paths)
     own = [path for path in paths if store.is_writable(path)]
     indexed = mirror.cards()
-    cards: dict[Path, RunCard | StoreError] = {}
+    cards: Results = {}
     for path in own:
         # not in the index, or by another version
         with suppress(KeyError, msgspec.MsgspecError, RecursionError):
@@ -107,48 +111,42 @@ def read_cards(store: Store, paths: Sequence[Path]) -> dict[Path, RunCard | Stor
 
     with ThreadPoolExecutor(_AFAR_THREADS, thread_name_prefix="ulpscope-listing") as pool:
         cards |= zip(missing, pool.map(read, missing), strict=True)
-    new_cards = {}
-    for path in missing:
-        # a file that cannot be read is asked again next time
-        if isinstance(cards[path], RunCard):
-            new_cards[path.stem] = msgspec.json.encode(cards[path])
+    # a file that cannot be read is asked again next time
+    new_cards = [card for card in map(cards.get, missing) if isinstance(card, RunCard)]
     if new_cards:
-        mirror.remember(new_cards)
+        mirror.remember({card.run_id: msgspec.json.encode(card) for card in new_cards})
     cards |= read_runs([path for path in paths if path not in cards])
     return {path: cards[path] for path in paths}
 
 
-def read_runs(paths: Sequence[Path]) -> dict[Path, RunCard | StoreError]:
+def read_runs(paths: Sequence[Path]) -> Results:
     """Read the card of every run file, or why it is none."""
-    return dict(each_database(paths, _read_card))
+    return dict(each_database(paths, card_of))
 
 
 def arrange(
     store: Store,
-    results: Mapping[Path, RunCard | StoreError],
+    results: Results,
 ) -> tuple[list[RunCard], list[BrokenRun]]:
     """Sort cards, newest first, and split off unreadable files. results: of `read_runs`, of files
     of the store.
     """
     cards = []
     broken_runs = []
-    folders = store.directory, *store.read_only
-    is_read_only = {folder: not store.is_writable(folder / "any") for folder in folders}
     for path, card in results.items():
         if isinstance(card, StoreError):
             broken_runs.append(BrokenRun(path, str(card)))
         else:
-            cards.append(replace(card, is_read_only=is_read_only[path.parent]))
+            cards.append(replace(card, is_read_only=path.parent in store.read_only))
     return sorted(cards, key=lambda card: (card.created, card.run_id), reverse=True), broken_runs
 
 
 def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards with the names that members gave their runs."""
-    renamed = []
-    for card in cards:
-        label = labels.get(card.run_id)
-        renamed.append(replace(card, name=label.name) if label and label.name else card)
-    return renamed
+    names = {run_id: label.name for run_id, label in labels.items() if label.name}
+    return [
+        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
+    ]
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
@@ -191,7 +189,6 @@ def _read_prompt_texts(database: Database) -> str:
     return "\n".join(text for _, text in rows)
 
 
-_ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
 _WORST = (
     "flips",
     "max_ulps",
@@ -207,29 +204,37 @@ _PAIRS = (
 )
 
 
-def _read_card(database: Database) -> RunCard:
-    """Plain queries: planning one that adds up takes as long as all of these."""
+def card_of(database: Database) -> RunCard:
+    """Read the card of a run file. Plain queries: planning one that adds up takes as long as all of
+    these.
+    """
     path = database.path
-    provenance = read_run(database)
+    about = read_run(database)
     # probes of operations do not say what they kept
-    keep = provenance["kept"] or ALL
-    about = {name: provenance[name] for name in _ABOUT}
+    keep = about["kept"] or ALL
     # files have their rows in any order
     pairs, sides = (
-        sorted(database.rows(sql, most=MAX_SIDES), key=lambda row: row[0])
+        sorted(database.rows(sql, most=MAX_SIDES), key=itemgetter(0))
         for sql in (_PAIRS, "SELECT side, name FROM run_file.side")
     )
     ((prompts,),) = database.rows("SELECT count(*) FROM run_file.prompt")
     try:
-        worst = {}
+        # of a run without pairs there are none
+        worst: dict[str, float | None] = {"max_neq_share": 0, "nonfinite_mismatch": 0}
         for column, name in enumerate(_WORST, 3):
             values = [row[column] for row in pairs if row[column] is not None]
-            is_known = name in ("max_neq_share", "nonfinite_mismatch")
-            worst[name] = max(values, default=0 if is_known else None)
+            worst[name] = max(values, default=worst.get(name))
         logits_bytes = 0
         if about["kind"] != "ops" and keep == ALL:
             itemsize = format_named(about["compute_dtype"]).itemsize
             logits_bytes = len(sides) * about["positions"] * about["vocab"] * itemsize
+        size = path.stat().st_size
+        # logits are not compressed: a smaller file has lost some
+        if size < logits_bytes:
+            raise StoreError(
+                f"{database.file}: {size} bytes cannot hold its {logits_bytes} bytes of logits; the"
+                " file is damaged.",
+            )
         card = {
             **about,
             **worst,
@@ -243,7 +248,7 @@ def _read_card(database: Database) -> RunCard:
                 for _, is_same, verdict, *_ in pairs
             ],
             "sides": [name for _, name in sides],
-            "bytes": check_size(path, logits_bytes),
+            "bytes": size,
             "is_read_only": True,
             "kept": keep,
         }

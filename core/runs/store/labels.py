@@ -74,14 +74,14 @@ def labels_of(
     """Labels as a person typed them: control characters go, blanks are one space, a tag counts
     once.
     """
-    cleaned = (" ".join(printable(tag).split()) for tag in tags)
+    words = [" ".join(printable(text).split()) for text in (name, *tags)]
     # a browser sends line ends of Windows
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
     typed = Labels(
-        tuple(dict.fromkeys(filter(None, cleaned))),
+        tuple(dict.fromkeys(filter(None, words[1:]))),
         printable(lines, "", "\n\t").strip(),
         pinned,
-        name=" ".join(printable(name).split()),
+        name=words[0],
     )
     return _check(typed)
 
@@ -130,13 +130,18 @@ def _read(path: Path, _stamp: tuple[object, ...]) -> Attached:
         if not tables:
             # its first writer was killed before it committed, or is at work
             return Attached({}, {})
-        labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
-        if "renamed" in tables:
-            for run_id, name in database.execute("SELECT * FROM renamed"):
-                labels[run_id] = structs.replace(labels.get(run_id, Labels()), name=name)
+        labels = _read_labels(database, "renamed" in tables)
         deleted = dict(database.execute("SELECT * FROM deleted"))
         deleted = msgspec.convert(deleted, dict[str, datetime], strict=False)
     return Attached(labels, deleted)
+
+
+def _read_labels(database: sqlite3.Connection, has_names: bool = True) -> dict[str, Labels]:
+    labels = {row[0]: _labels_of_row(*row) for row in database.execute("SELECT * FROM label")}
+    if has_names:
+        for run_id, name in database.execute("SELECT * FROM renamed"):
+            labels[run_id] = structs.replace(labels.get(run_id, Labels()), name=name)
+    return labels
 
 
 def change(folder: Path, work: Callable[[sqlite3.Connection], Result]) -> Result:
@@ -165,10 +170,7 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
 
     Others' tags and pin stay, and a note that both changed becomes both notes.
     """
-    row = database.execute("SELECT * FROM label WHERE run_id = ?", [run_id]).fetchone()
-    renamed = database.execute("SELECT name FROM renamed WHERE run_id = ?", [run_id]).fetchone()
-    current = _labels_of_row(*row) if row else Labels()
-    current = structs.replace(current, name=renamed[0] if renamed else "")
+    current = _read_labels(database).get(run_id, Labels())
     if base is not None:
         kept = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
         kept += [tag for tag in mine.tags if tag not in base.tags and tag not in kept]

@@ -19,6 +19,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from functools import cache
 from hashlib import md5, sha256
 from importlib import import_module
 from pathlib import Path
@@ -47,6 +48,8 @@ MOST_TRIES = 20  # of a conditional put that others came before
 PIECE_BYTES = 8 << 20  # of a download
 # of a put in one request, which the backend refuses over another; beyond, pieces are put
 SINGLE_BYTES = 64 << 20
+# of a plan of a sweep or a state of a watch; 100,000 cells take some 30 MB
+SMALL_BYTES = 64 << 20
 # a list is not read again sooner: the gallery refreshes that often
 LIST_SECONDS = 3.0
 DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
@@ -54,9 +57,6 @@ DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
 USED_SECONDS = 600.0
 ABANDONED_SECONDS = 24 * 3600
 _UNSENT = "unsent"  # folder of finished runs that could not be put
-# by process: connections do not survive a fork
-_mirrors: dict[tuple[int, Path], Mirror] = {}
-_open_lock = threading.Lock()
 Result = TypeVar("Result")
 Meta = Mapping[str, Any]  # size, e_tag and last_modified of an object, as obstore has them
 
@@ -78,7 +78,7 @@ class Mirror:
         self._lock = threading.RLock()
         self._listed: dict[str, Meta] = {}
         self._failure, self._fresh_until = "", 0.0  # why the last list failed, if it did
-        self._cards: dict[str, _Entry] = {}
+
         self._tags: dict[str, str] = {}  # of small objects, by name, as they lie in the folder
         self._fetching: dict[str, threading.Lock] = {}
 
@@ -244,10 +244,10 @@ class Mirror:
         """Bring the copy of the labels to what the backend has."""
         self._bring(labels.FILE, self._list().get(labels.FILE))
 
-    def bring(self, folder: str, most: int) -> None:
-        """Bring the small files of a folder to what the backend has. most: bytes of one."""
+    def bring(self, folder: str) -> None:
+        """Bring the small files of a folder to what the backend has."""
         listed = self._folder(folder).items()
-        remote_files = {name: remote for name, remote in listed if remote["size"] <= most}
+        remote_files = {name: remote for name, remote in listed if remote["size"] <= SMALL_BYTES}
         local_names = {path.name for path in (self.folder / folder).glob("*")}
         for name in remote_files.keys() | local_names:
             if not name.startswith(WRITING):
@@ -263,13 +263,13 @@ class Mirror:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, body)
 
-    def send_small(self, name: str, most: int = 0) -> None:
-        """Put a file of at most so many bytes there as it is in the folder, gone if it is gone."""
+    def send_small(self, name: str) -> None:
+        """Put a small file there as it is in the folder, gone if it is gone."""
         path = self.folder / name
-        if not path.exists():
-            self._ask("remove", self._obstore.delete, self._short, name)
-        elif path.stat().st_size <= most:
+        if path.exists():
             self._ask("write", self._obstore.put, self._short, name, path.read_bytes())
+        else:
+            self._ask("remove", self._obstore.delete, self._short, name)
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
@@ -277,15 +277,11 @@ class Mirror:
             self._lock,
             suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
         ):
-            runs, remote = self.runs(), self._list().get(INDEX)
-            if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
-                self._bring(INDEX, remote)
-                self._cards = {}
-            if not self._cards and (self.folder / INDEX).exists():
-                index = gzip.decompress((self.folder / INDEX).read_bytes())
-                self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
+            runs = self.runs()
+            self._bring(INDEX, self._list().get(INDEX))
+            index = gzip.decompress((self.folder / INDEX).read_bytes())
             cards = {}
-            for each, entry in self._cards.items():
+            for each, entry in msgspec.json.decode(index, type=dict[str, _Entry]).items():
                 if each in runs and entry.tag == runs[each]["e_tag"]:
                     cards[each] = entry.card
             return cards
@@ -299,13 +295,14 @@ class Mirror:
         with self._lock, suppress(StoreError):
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            self._cards = {}
-            for each, card in raw_cards.items():
-                if each in runs:
-                    self._cards[each] = _Entry(runs[each]["e_tag"], card)
-            index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
+            entries = {
+                each: _Entry(runs[each]["e_tag"], card)
+                for each, card in raw_cards.items()
+                if each in runs
+            }
+            index = gzip.compress(msgspec.json.encode(entries), mtime=0)
             write_atomic(self.folder / INDEX, index)
-            self.send_small(INDEX, 1 << 30)
+            self.send_small(INDEX)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
         """Return an object, or a piece of it, and its tag, both empty if there is none."""
@@ -442,8 +439,10 @@ def mirror_of(folder: Path) -> Mirror | None:
         url = (folder / URL_FILE).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
-    with _open_lock:
-        key = (os.getpid(), folder.resolve())
-        if key not in _mirrors:
-            _mirrors[key] = Mirror(folder, url)
-        return _mirrors[key]
+    return _mirror(folder, url, os.getpid())
+
+
+# by process: connections do not survive a fork
+@cache
+def _mirror(folder: Path, url: str, _: int) -> Mirror:
+    return Mirror(folder, url)

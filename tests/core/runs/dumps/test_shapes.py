@@ -111,7 +111,7 @@ def test_a_thousand_positions_of_few_tokens_are_asked_about(tmp_path):
 def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
     a = normalize(logits(0), axis=-1)
     b = normalize(logits(1), axis=-1)
-    dump_of(tmp_path, a=a, b=b).close()
+    dump_of(tmp_path, a=a, b=b)
     with pytest.raises(DumpError, match=r"array\.T"):
         dump_of(tmp_path, a=a.T, b=b.T)
 
@@ -166,7 +166,7 @@ def test_no_rows_are_named_if_none_fit(tmp_path, other):
 def test_tensors_of_layers_are_no_sides(tmp_path, names, is_refused):
     path = saved(tmp_path, **{name: logits(seed) for seed, name in enumerate(names)})
     if not is_refused:
-        open_dump([path]).close()
+        open_dump([path])
         return
     with pytest.raises(DumpError, match=r"Tensor dumps in docs/guides/engines.md"):
         open_dump([path])

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from core.errors import DumpError
+from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
 
@@ -221,7 +222,7 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
     shared = logits(1)
     path = saved(tmp_path, {str(number): shared for number in range(100)})
     with pytest.raises(DumpError, match="unpacks to"):
-        open_dump([path], max_bytes=50 * shared.nbytes)
+        open_container(path, 50 * shared.nbytes)
 
 
 def test_other_forms_are_named(tmp_path):

@@ -1,21 +1,19 @@
 """Bounds of a run, of a dump as of a run file: what no run has is a sentence."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 
-from core.errors import DumpError, StoreError, UsageError
+from core.errors import DumpError, StoreError
 from core.judging.ingest import describe, headers_of, ingest
 from core.runs.dumps.arrays import StoredArray
 from core.runs.dumps.containers import MOST_ARRAYS
-from core.runs.file.records import LONGEST_TOKEN, MAX_SIDES, Prompt, SideHeader
+from core.runs.file.records import LONGEST_TOKEN, MAX_SIDES
 from core.runs.importing import import_run
 from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
-from tests.core.runs.made_runs import copied, header_of
+from tests.core.runs.made_runs import copied
 from tests.covering import few
 
 
@@ -29,19 +27,6 @@ def test_what_is_as_long_as_it_may_be_is_read(tmp_path):
     with RunReader(path) as run:
         assert {len(text) for text in run.header.prompts[0].token_texts} == {LONGEST_TOKEN}
     assert len(list_runs(Store(path.parent))[0]) == 1
-
-
-def test_nothing_is_stored_that_no_reader_would_open(tmp_path):
-    header = header_of(lengths=(3,))
-    with pytest.raises(UsageError, match="token has 1,025 characters"):
-        replace(header, prompts=(Prompt(1, (1,), ("x" * (LONGEST_TOKEN + 1),)),))
-    with pytest.raises(UsageError, match="from 2 to 512 sides, not 513"):
-        replace(
-            header,
-            sides=tuple(SideHeader(f"s{i}", "", "bfloat16") for i in range(MAX_SIDES + 1)),
-        )
-    with pytest.raises(UsageError, match="run has 1,001 characters"):
-        replace(header, name="x" * 1001)
 
 
 def many_sides(path, sides, **more):
@@ -81,6 +66,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
             "INSERT INTO side SELECT s.* REPLACE (range AS side) FROM side s, range(2, 600)",
             "from 2 to 512 sides",
         ),
+        ("UPDATE run SET name = repeat('x', 1001)", "the name of a run has 1,001 characters"),
         ("UPDATE side SET holds = 'prob'", "values are 'prob'; expected logit or logprob"),
         ("DELETE FROM logits WHERE side = 1 AND position = 0", "tiles of logits"),
     ],
