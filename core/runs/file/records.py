@@ -294,11 +294,16 @@ class RunHeader:
         return sum(self.lengths)
 
     @property
+    def is_list(self) -> bool:
+        """Whether its rows are lists of some tokens, as servers send them."""
+        return self.k is not None
+
+    @property
     def is_long(self) -> bool:
         """Whether its figures are never read as a whole: lists of more positions than a run of
         whole rows has.
         """
-        return self.k is not None and self.rows > MAX_ROWS
+        return self.is_list and self.rows > MAX_ROWS
 
     def check_short(self) -> None:
         """Raise StoreError if the run is too long to read all of its positions."""
