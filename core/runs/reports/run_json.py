@@ -74,7 +74,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
         for one in tokens
     ]
     sides = [asdict(side) for side in run.sides]
-    if header.k is not None:
+    if header.is_list:
         sides = [
             {"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256}
             for side in run.sides

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from core.checks.pair import WIDE
 from core.evidence import CHECK_GROUPS
 from core.numerics.statistic import floor_test
 from core.runs.file.records import Provenance, SideHeader
-from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
+from core.runs.queries.by_position import floor_ratios
+from core.runs.queries.verdicts import answer_of, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
@@ -240,7 +243,10 @@ def test_ratios_by_position_are_those_the_verdict_was_taken_from():
     floor[:, 7] = 0
     pair = np.exp(random.normal(0, 1, 500)) * 1e-6
     test = floor_test(pair**2, floor**2, WIDE)
-    ours = position_ratios(pair, np.sqrt((floor**2).mean(axis=0)))
+    stored = pd.DataFrame({"pair_rms": pair, "floor_rms": np.sqrt((floor**2).mean(axis=0))})
+    run = SimpleNamespace(rows=lambda table, **keys: stored)
+    figures = SimpleNamespace(compute_dtype="float32", nonfinite_mismatch=0)
+    ours = floor_ratios(run, 0, figures)["ratio"].to_numpy()
     assert ours == pytest.approx(test.by_position, rel=1e-9)
 
 
