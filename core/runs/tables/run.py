@@ -299,10 +299,9 @@ FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY pro
 
 def insert_generation(database: Database, generation: Generation) -> None:
     """Insert the generation of one prompt."""
-    counts = {"given_positions": generation.given_positions, "asked": generation.max_tokens}
     for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
         place = {"side": side, "prompt": generation.prompt}
-        GENERATION.insert_row(database, **place, text=text, **counts)
+        GENERATION.insert_records(database, [generation], side=side, text=text)
         steps = np.arange(len(tokens))
         GENERATED_TOKEN.insert(database, **place, step=steps, token_id=list(tokens))
 

@@ -172,9 +172,8 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
     text = report(store, judged_run(store, verdict))
     assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
-        outcome = (
-            "explained" if (verdict, row.outcome) == ("lower precision", "failed") else row.outcome
-        )
+        is_explained = (verdict, row.outcome) == ("lower precision", "failed")
+        outcome = "explained" if is_explained else row.outcome
         assert f"| {outcome} | {CHECK_GROUPS[row.group]} |" in text
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN
     assert text.count("<details>") == text.count("</details>") == 2
@@ -191,10 +190,8 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with opened(store, judged_run(store, "bug suspected")) as run:
         answer = answer_of(run, pair := run.pairs[0])
-        equal = dataclasses.replace(
-            pair,
-            summary=dataclasses.replace(pair.summary, bit_identical=True),
-        )
+        summary = dataclasses.replace(pair.summary, bit_identical=True)
+        equal = dataclasses.replace(pair, summary=summary)
         # of a recomputation in float32
         assert "RMS / noise floor" not in answer_of(run, equal).facts
     assert answer.facts == {
