@@ -238,9 +238,9 @@ def colored(levels: NDArray[np.uint8]) -> Image.Image:
     """
     from PIL import Image, ImageColor
 
-    places, colors = zip(*ULPS, strict=True)
+    places = [place for place, _ in ULPS]
     at = np.linspace(0, 1, LEVELS)
-    channels = zip(*map(ImageColor.getrgb, colors), strict=True)
+    channels = zip(*(ImageColor.getrgb(color) for _, color in ULPS), strict=True)
     scale = np.rint([np.interp(at, places, channel) for channel in channels])
     image = Image.fromarray(levels)
     palette = [0, 0, 0, *scale.T.ravel().astype(int).tolist(), *ImageColor.getrgb(MISMATCH)]

@@ -161,8 +161,9 @@ class _SpooledSide:
     def at(self, part: LayerPart) -> tuple[Bits, FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
-        is_there = module and module.width == part.bits.shape[1]
-        if not is_there or not module.is_seen[part.span].all():
+        if not module or module.width != part.bits.shape[1]:
+            return None
+        if not module.is_seen[part.span].all():
             return None
         offset = module.offset + part.first * module.width * module.format.itemsize
         return self._spool.read(offset, module.format.carrier, part.bits.shape), module.format
