@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import StoreError
 from ..numerics.arrays import Array, Bits, DataFrame, Floats, Ints, Span
+from ..numerics.metrics import OF_TOKENS
 from ..numerics.sizes import TOP_K
 from .file.database import Database
 from .file.keep import refusal
@@ -83,9 +84,12 @@ class Figures(Measured):
         """Return the columns of `positions` of a run of whole rows."""
         columns = {}
         for name, values in self.positions(pair).items():
-            columns[name] = values.to_numpy()
-            if values.hasnans:
+            if name in OF_TOKENS and not self.header.has_tokens:
+                columns[name] = np.full(len(values), np.nan)
+            elif values.hasnans:
                 columns[name] = values.to_numpy(np.float64, na_value=np.nan)
+            else:
+                columns[name] = values.to_numpy()
         return columns
 
     def positions_of(self, pair: int, prompt: int) -> DataFrame:
