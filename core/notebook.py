@@ -40,12 +40,8 @@ _IN_MEMORY = "arrays.npz"
 
 
 def _pairs(run: RunReader) -> list[Record]:
-    rows = []
-    for pair in run.pairs:
-        row = asdict(pair)
-        summary = row.pop("summary")
-        rows.append(row | summary)
-    return rows
+    rows = map(asdict, run.pairs)
+    return [row | row.pop("summary") for row in rows]
 
 
 def _distances(run: RunReader, pair: int) -> Record:
@@ -81,12 +77,11 @@ class Run:
         self.reader = reader
 
     def __repr__(self) -> str:
-        pairs = [
-            f"{pair.variant}: {answer.name}"
-            for pair, answer in gravest_first(self.reader, self.reader.pairs)
-        ]
-        stored = [] if self.reader.run_id == UNSTORED else [self.reader.run_id]
-        return legible(", ".join(stored + pairs))
+        run = self.reader
+        parts = [] if run.run_id == UNSTORED else [run.run_id]
+        for pair, answer in gravest_first(run, run.pairs):
+            parts.append(f"{pair.variant}: {answer.name}")
+        return legible(", ".join(parts))
 
     def _repr_html_(self) -> str:
         return html_cell(self.reader)
@@ -109,14 +104,13 @@ class Run:
         """
         import pandas as pd
 
+        run = self.reader
         if table in _OF_RUN:
-            return pd.DataFrame(_OF_RUN[table](self.reader))
+            return pd.DataFrame(_OF_RUN[table](run))
         if table not in _OF_PAIR:
             raise UsageError(f"no table '{table}'; there are {', '.join([*_OF_PAIR, *_OF_RUN])}.")
-        of_pair = {
-            pair.variant: pd.DataFrame(_OF_PAIR[table](self.reader, pair.index))
-            for pair in self.reader.pairs
-        }
+        read = _OF_PAIR[table]
+        of_pair = {pair.variant: pd.DataFrame(read(run, pair.index)) for pair in run.pairs}
         return pd.concat(of_pair, names=["variant"]).reset_index("variant").reset_index(drop=True)
 
     def figure(
@@ -139,13 +133,12 @@ class Run:
         ranked = [pair for pair, _ in gravest_first(run, run.pairs)]
         pair = of_variant(ranked, variant)[0].index
         prompts = len(run.header.prompts)
-        if prompt is not None and not 0 <= prompt < prompts:
+        if prompt is None:
+            read = run.largest if run.header.is_long else run.positions
+            prompt, _ = flips.telling_place(read(pair))
+        if not 0 <= prompt < prompts:
             raise UsageError(
                 f"no prompt {prompt}; the run has {plural(prompts, 'prompt')}, counted from 0.",
-            )
-        if prompt is None:
-            prompt, _ = flips.telling_place(
-                (run.largest if run.header.is_long else run.positions)(pair),
             )
         return figure_of(run, name, pair, prompt)
 
@@ -235,7 +228,7 @@ def _array(name: str, values: Any) -> Any:
         raise UsageError(
             f"'{name}' is a {type(values).__name__}; pass one of its fields: {clean(fields, 120)}.",
         )
-    is_list = isinstance(values, list | tuple) and len(values) > 0
+    is_list = isinstance(values, list | tuple) and values
     if is_list and all(hasattr(each, "shape") for each in values):
         # the prompts of a list, or the steps of a tuple as `generate` returns them
         arrays = [_array(name, each) for each in values]

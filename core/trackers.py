@@ -3,9 +3,8 @@
 """
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -45,15 +44,15 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
     Raises:
         ExtraError: the tracker is not installed.
     """
-    target = None if isinstance(to, str) else to
+    target = to
     folder = ""
+    name = type(to).__module__.partition(".")[0]
     if isinstance(to, str):
+        target = None
         name, _, folder = to.partition(":")
     elif hasattr(to, "add_scalar"):
         # a SummaryWriter of torch or tensorboardX
         name = "tensorboard"
-    else:
-        name = type(to).__module__.partition(".")[0]
     needs_folder = name == "tensorboard" and target is None
     is_known = name in (*_TRACKERS, "tensorboard")
     if not is_known or bool(folder) != needs_folder:
@@ -63,13 +62,12 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
         )
     contents = _contents(run)
     if name == "tensorboard":
-        writer = target or _import("torch.utils.tensorboard", "torch tensorboard").SummaryWriter(
-            folder
-        )
+        module = "torch.utils.tensorboard"
+        writer = target or _import(module, "torch tensorboard").SummaryWriter(folder)
         for number, figures in [(step, contents.figures), *contents.by_step]:
             for key, value in figures.items():
                 writer.add_scalar(key, value, number)
-        texts = dict(contents.texts)
+        texts = contents.texts
         path = Path(writer.file_writer.get_logdir(), f"{texts.get(_RUN_ID)}.html")
         # it shows no HTML; its folder may be a URL
         if contents.html and path.parent.is_dir():
@@ -87,8 +85,9 @@ def log(run: Run | Check | str | Path, to: Any, *, step: int | None = None) -> N
 def _log_to_mlflow(mlflow: Any, contents: Contents, step: int | None, target: Any) -> None:
     texts = contents.texts
     active_run = target or mlflow.active_run()
-    new_run = nullcontext(active_run)
-    if not active_run:
+    if active_run:
+        new_run = nullcontext(active_run)
+    else:
         new_run = mlflow.start_run(run_name=texts.get(_RUN_ID))
     with new_run as tracker_run:
         run_id = tracker_run.info.run_id
@@ -114,7 +113,7 @@ def _log_to_wandb(tracker: Any, contents: Contents, step: int | None, target: An
         for key in rows[0]:
             values = [row[key] for row in rows]
             media[key] = tracker.plot.line_series(steps, [values], [key], key, "step")
-        by_step = []
+        by_step = ()
     tracker_run.log({**contents.figures, **contents.texts, **media}, step=step)
     for number, figures in by_step:
         tracker_run.log(figures, step=number)
@@ -136,30 +135,30 @@ def _import(module: str, packages: str = "") -> Any:
         raise ExtraError(f"{module} is not installed: pip install {packages or module}.") from error
 
 
+def _under(prefix: str, values: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"{prefix}/{name}": value for name, value in values.items()}
+
+
 def _contents(run: Run | Check | str | Path) -> Contents:
     if isinstance(run, Check):
         warning = {"mismatch/warning": run.warning} if run.warning else {}
-        return Contents({f"mismatch/{name}": run.figures[name] for name in run.figures}, warning)
+        return Contents(_under("mismatch", run.figures), warning)
     reader = (run if isinstance(run, Run) else open(run)).reader
     figures = {}
     by_step = []
-    is_rollout = reader.has_rollouts
-    if is_rollout:
+    if reader.has_rollouts:
         mismatch = mismatch_json(reader)
-        figures = {f"mismatch/{each['name']}": each["value"] for each in mismatch["figures"]}
+        figures = _under("mismatch", {row["name"]: row["value"] for row in mismatch["figures"]})
         for row in mismatch["by_step"]:
-            step = row.pop("step")
-            by_step.append((step, {f"mismatch/by_step/{name}": row[name] for name in row}))
+            by_step.append((row.pop("step"), _under("mismatch/by_step", row)))
     texts = {_RUN_ID: reader.run_id}
     for pair in reader.pairs:
         answer = answer_of(reader, pair)
-        variant = slug(pair.variant).replace("-", "_")
-        if not variant or f"ulpscope/{variant}/verdict" in texts:
-            variant = f"variant_{pair.index + 1}"
-        texts[f"ulpscope/{variant}/verdict"] = answer.name
-        texts[f"ulpscope/{variant}/because"] = answer.sentence
-        if not is_rollout:
-            summary = {**asdict(pair.summary), "noise_ratio": pair.noise_ratio}
-            figures |= {f"ulpscope/{variant}/{name}": value for name, value in summary.items()}
+        variant = f"ulpscope/{slug(pair.variant).replace('-', '_')}"
+        if f"{variant}/verdict" in texts or variant.endswith("/"):
+            variant = f"ulpscope/variant_{pair.index + 1}"
+        texts |= _under(variant, {"verdict": answer.name, "because": answer.sentence})
+        if not reader.has_rollouts:
+            figures |= _under(variant, vars(pair.summary) | {"noise_ratio": pair.noise_ratio})
     known = {name: float(each) for name, each in figures.items() if plain_number(each) is not None}
     return Contents(known, texts, by_step, html_file(reader))

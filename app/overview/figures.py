@@ -12,7 +12,7 @@ from core.plots import pairs as charts
 from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import order_facts
-from core.runs.reports.report_json import over_logits, over_margins, over_positions
+from core.runs.reports.report_json import over_positions, over_some
 from core.runs.requests import repeat_command
 from core.text import known, legible, number, opening, out_of, percent, plural
 
@@ -138,9 +138,9 @@ def more(view: View) -> None:
         "Exact ties": (known(summary.ties), widgets.meanings()["tie"]),
     }
     limits = {
-        "Differences and ULPs are": over_logits(summary, elements_of(view), header.elements),
+        "Differences and ULPs are": over_some(summary.finite, elements_of(view), header.elements),
         "KL is": over_positions(summary, header.rows),
-        "Margins are": over_margins(summary, header.rows),
+        "Margins are": over_some(summary.margin_positions, header.rows, "positions"),
     }
     if not header.has_tokens:
         del figures["Mean KL"], figures["Exact ties"]

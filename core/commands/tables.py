@@ -16,7 +16,7 @@ from ..evidence import FAILED, MISSING, ORDER
 from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader
 from ..runs.queries.verdicts import Answer, ulp_percentile
-from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
+from ..runs.reports.report_json import PairReport, over_positions, over_some, report_of_run
 from ..text import column, out_of, plural
 from .terminal.console import err, out, print_records, print_text, table_of
 
@@ -59,7 +59,7 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
         if s.nonfinite_mismatch:
             count = plural(s.nonfinite_mismatch, "element")
             notes.append(f"{count}: NaN or infinity on one side only")
-        if scope := over_logits(s, elements, header.elements):
+        if scope := over_some(s.finite, elements, header.elements):
             notes.append(f"differences are {scope}, those finite on both sides")
         if header.k is None and header.has_tokens and (scope := over_positions(s, rows)):
             notes.append(f"mean KL is {scope}")

@@ -51,8 +51,7 @@ class Axis:
     def at(self, value: float | np.number) -> float:
         """Place of a value in percent."""
         scale = log10 if self.is_log else float
-        low = scale(self.low)
-        high = scale(self.high)
+        low, high = scale(self.low), scale(self.high)
         return 100 * (scale(value) - low) / (high - low)
 
     def ticks(self) -> dict[float, str]:
@@ -63,18 +62,15 @@ class Axis:
         if self.is_log:
             powers = range(floor(log10(low)), ceil(log10(high)) + 1)
             digits = (1,) if len(powers) > 4 else (1, 2, 5)
-            every = ceil(len(powers) / 9)
-            values = [digit * 10.0**power for power in powers[::every] for digit in digits]
+            powers = every_few(powers, 9)
+            values = [digit * 10.0**power for power in powers for digit in digits]
         else:
             power = 10.0 ** floor(log10((high - low) / 5))
             steps = [digit * power for digit in (1, 2, 5, 10)]
-            step = next(step for step in steps if (high - low) / step <= 6)
-            step = max(step, self.step)
-            first = ceil(low / step)
-            last = floor(high / step)
-            values = [step * place for place in range(first, last + 1)]
+            step = max(self.step, next(step for step in steps if (high - low) / step <= 6))
+            values = [step * place for place in range(ceil(low / step), floor(high / step) + 1)]
         labels = {}
-        if self.zero is not None:
+        if self.zero:
             labels[self.zero] = "0"
             low = self.zero * 1.5
         shown = [float(value) for value in values if low <= value <= high]
@@ -109,7 +105,7 @@ def chart(
         element("p", y.title, class_="axis"),
         element("div", svg, class_="plot"),
         element("p", x.title, class_="axis across"),
-        *([element("figcaption", *keys)] if keys else []),
+        element("figcaption", *keys) if keys else "",
     )
 
 
@@ -242,13 +238,12 @@ def colored(levels: NDArray[np.uint8]) -> Image.Image:
     """
     from PIL import Image, ImageColor
 
-    colors = np.array([ImageColor.getrgb(color) for _, color in ULPS])
-    at = np.linspace(0, 1, LEVELS)
     places = [place for place, _ in ULPS]
-    channels = [np.interp(at, places, channel) for channel in colors.T]
-    scale = np.rint(np.stack(channels, axis=1)).astype(int)
+    at = np.linspace(0, 1, LEVELS)
+    channels = zip(*(ImageColor.getrgb(color) for _, color in ULPS), strict=True)
+    scale = np.rint([np.interp(at, places, channel) for channel in channels])
     image = Image.fromarray(levels)
-    palette = [0, 0, 0, *scale.ravel().tolist(), *ImageColor.getrgb(MISMATCH)]
+    palette = [0, 0, 0, *scale.T.ravel().astype(int).tolist(), *ImageColor.getrgb(MISMATCH)]
     image.putpalette(palette)
     image.info["transparency"] = 0
     return image

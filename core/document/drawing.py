@@ -36,8 +36,7 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     draw.font = ImageFont.load_default(14)
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = grid.x.at(x) / 100
-        up = grid.y.at(y) / 100
+        across, up = grid.x.at(x) / 100, grid.y.at(y) / 100
         return left + across * (right - left), bottom - up * (bottom - top)
 
     # head
@@ -49,14 +48,9 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
         ImageFont.load_default(20),
     )
     facts = "; ".join(f"{name}: {value}" for name, value in headline(run, pair).items())
-    texts = (
-        f"Run: {run.header.name}",
-        opening(answer.sentence).replace("`", "'"),
-        opening(facts),
-    )
     lines = []
-    for text in texts:
-        lines += textwrap.wrap(printable(text), 110, max_lines=2)
+    for text in (f"Run: {run.header.name}", answer.sentence.replace("`", "'"), facts):
+        lines += textwrap.wrap(printable(opening(text)), 110, max_lines=2)
     draw.multiline_text(
         (16, 42),
         "\n".join(lines),
@@ -79,10 +73,10 @@ def png_file(run: RunReader, pair: StoredPair | None = None) -> bytes:
     cells = cells.convert("RGBA")
     image.paste(cells, (left, top), cells)
     names = ["row", "reference_token"]
-    if run.header.k is not None:
+    if run.header.is_list:
         names = ["prompt", "position"]
     numbered = figures.assign(row=range(len(figures)))
-    flips = numbered[figures["is_flip"]][names].head(FILE.flips)
+    flips = numbered.loc[figures["is_flip"], names].head(FILE.flips)
     for y, x in flips.dropna().to_numpy(float) + 0.5:
         draw.circle(place(x, y), 5, outline=_INK, width=2)
     draw.text((left, top - 8), grid.y.title, _QUIET, anchor="ls")

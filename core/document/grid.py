@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -42,45 +43,41 @@ class Grid(NamedTuple):
         """Yield a mark over each row that differs, with its largest value."""
         low, high = sorted((self.y.low, self.y.high))
         edges = np.linspace(low, high, len(self.levels) + 1)
-        for levels, start, end in zip(
-            self.levels,
-            edges[:-1],
-            edges[1:],
-            strict=True,
-        ):
-            largest = int(levels.max())
-            if not largest:
-                continue
-            says = f"at most {number(largest / LEVELS * self.highest)} {self.unit}"
+        name = self.y.title.partition(" (")[0]
+        for largest, (start, end) in zip(self.levels.max(axis=1), pairwise(edges), strict=True):
+            says = f"at most {number(float(largest) / LEVELS * self.highest)} {self.unit}"
             if largest > LEVELS:
                 says = "NaN or infinity on one side only"
-            name = self.y.title.partition(" (")[0]
-            title = f"{name} {start:.0f} to {end - 1:.0f}: {says}"
-            yield band(self.y.at(start), self.y.at(end), title)
+            if largest:
+                title = f"{name} {start:.0f} to {end - 1:.0f}: {says}"
+                yield band(self.y.at(start), self.y.at(end), title)
 
 
 def overview(run: RunReader, pair: StoredPair, figures: DataFrame) -> Grid:
     """Return the heatmap in row ULPs; of runs without whole rows, differences by prompt and
     position.
     """
-    if run.header.k is None:
-        cells, unit, x, y, size = _of_rows(run, pair)
-        floor = heatmap.floor_row_ulps(run, pair.index)
-    else:
-        cells, unit, x, y, size = _of_lists(run, figures)
-        floor = None
+    of_run = _of_lists(run, figures) if run.header.is_list else _of_rows(run, pair)
+    cells, unit, x, y, size = of_run
     note = f"A cell is the largest difference of {size}. Red: NaN or infinity on one side only."
+    floor = heatmap.floor_row_ulps(run, pair.index)
     if floor is not None:
         says = f"The noise floor: 99.9% of logits move by at most {number(floor)} row ULPs."
         note += f" {run.header.worded(says)}"
     is_mismatch = cells == _MISMATCH
     values = np.ascontiguousarray(cells).view(np.float32)
-    highest = float(values[~is_mismatch].max(initial=0.0))
-    shares = values / (highest or 1.0)
+    highest = values[~is_mismatch].max(initial=0.0)
     # a difference has a color, however small
-    levels = np.clip(np.ceil(shares * LEVELS), values > 0, LEVELS)
+    levels = np.clip(np.ceil(values / (highest or 1.0) * LEVELS), values > 0, LEVELS)
     levels[is_mismatch] = LEVELS + 1
-    return Grid(levels.astype(np.uint8), highest, unit, x, y, note)
+    return Grid(
+        levels.astype(np.uint8),
+        highest,
+        unit,
+        x,
+        y,
+        note,
+    )
 
 
 def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, str]:
@@ -99,7 +96,7 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
         by[1] *= _BROADER
         cells = pyramid.maxima(cells, 1, _BROADER)
     tall, wide = by * shape
-    row, column = ("position", "token") if header.has_tokens else ("row", "value")
+    row, column = header.worded("position"), header.worded("token")
     name = f"{row} (prompts one after another)" if header.has_several_prompts else row
     x = Axis(
         f"{column} id" if header.has_tokens else column,
@@ -115,11 +112,9 @@ def _of_rows(run: RunReader, pair: StoredPair) -> tuple[Cells, str, Axis, Axis, 
 def _of_lists(run: RunReader, figures: DataFrame) -> tuple[Cells, str, Axis, Axis, str]:
     """Return what `_of_rows` returns, of the figures of compared positions."""
     places = figures[["prompt", "position"]].to_numpy(int)
-    start = places.min(axis=0)
-    end = places.max(axis=0) + 1
+    start, end = places.min(axis=0), places.max(axis=0) + 1
     by = -(-(end - start) // MOST_CELLS)
-    shape = -(-(end - start) // by)
-    cells = np.zeros(shape, np.uint32)
+    cells = np.zeros(-(-(end - start) // by), np.uint32)
     # the bits of floats from 0 up have their order
     largest = figures["max_abs"].to_numpy(np.float32)
     bits = np.nan_to_num(largest).view(np.uint32)

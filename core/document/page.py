@@ -58,9 +58,15 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
     answers = gravest_first(run, run.pairs)
     parts = [_head(run, answers)]
     size = len(parts[0].encode())
+    is_open: str | None = ""  # the first one
     for pair, answer in answers:
-        is_first = len(parts) == 1
-        titled = sections(run, pair, answer, most, explain if is_first else None)
+        titled = sections(
+            run,
+            pair,
+            answer,
+            most,
+            explain,
+        )
         part = fold(
             element(
                 "h2",
@@ -73,49 +79,44 @@ def _content(run: RunReader, most: Size, explain: Explain | None = None) -> Mark
                 for name, content in titled
             ),
             id=f"pair{pair.index}",
-            open="" if is_first else None,
+            open=is_open,
             class_="pair",
         )
         size += len(part.encode())
         # the gravest pair is shown whatever its size
-        if len(parts) > 1 and size > most.bytes:
+        if is_open is None and size > most.bytes:
             break
         parts.append(part)
+        is_open = explain = None
     rest = len(answers) + 1 - len(parts)
     note = f"{plural(rest, 'variant')} left out: more than {most.bytes / 10**6:g} MB."
     return join(*parts, element("p", note) if rest else "")
 
 
 def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Markup:
-    about = run.header.provenance
     header = run.header
-    stored = () if run.run_id == UNSTORED else (f"{run.created:%Y-%m-%d}", run.run_id)
-    facts_line = (origin(run)["model"], header.compute_dtype, about.device, *stored)
+    line = [origin(run)["model"], header.compute_dtype, header.provenance.device]
+    if run.run_id != UNSTORED:
+        line += f"{run.created:%Y-%m-%d}", run.run_id
+    note = note_of(header)
     parts = [
         element("h1", header.name),
-        element("p", " · ".join(filter(None, facts_line)), class_="note"),
-        element("p", note_of(header)) if note_of(header) else "",
+        element("p", " · ".join(filter(None, line)), class_="note"),
+        element("p", note) if note else "",
     ]
     if len(answers) > 1:
-        titles = [f"variant, vs {answers[0][0].reference}", "verdict", "flips"]
-        rows = [
-            [
-                element("a", pair.variant, href=f"#pair{pair.index}"),
-                answer.name,
-                known(pair.summary.flips),
-            ]
-            for pair, answer in answers
-        ]
-        if not header.has_tokens:
-            titles, rows = titles[:2], [row[:2] for row in rows]
-        parts.append(table(titles, rows, "Variants"))
+        columns = 3 if header.has_tokens else 2
+        titles = f"variant, vs {answers[0][0].reference}", "verdict", "flips"
+        rows = []
+        for pair, answer in answers:
+            link = element("a", pair.variant, href=f"#pair{pair.index}")
+            rows.append((link, answer.name, known(pair.summary.flips))[:columns])
+        parts.append(table(titles[:columns], rows, "Variants"))
     if axes := axes_of(row for _, answer in answers for row in answer.checks):
         lines = [axis_texts(axis) for axis in axes]
-        rows = [[*line.values()] for line in lines]
-        parts += [
-            element("p", scale_of(axes)),
-            table([*lines[0]], rows, "Server state", class_="box stack"),
-        ]
+        rows = [tuple(line.values()) for line in lines]
+        parts.append(element("p", scale_of(axes)))
+        parts.append(table([*lines[0]], rows, "Server state", class_="box stack"))
     return element("header", *parts)
 
 

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
-from ..numerics.arrays import Array, DataFrame
+from ..numerics.arrays import DataFrame
 from ..rl import queries as rl
 from ..rl.figures import ICEPOP, TIS
 from ..runs.file.records import Prompt, StoredPair
@@ -73,8 +73,8 @@ def sections(
     run: RunReader,
     pair: StoredPair,
     answer: Answer,
-    size: Size = FILE,
-    explain: Explain | None = None,
+    size: Size,
+    explain: Explain | None,
 ) -> Iterator[tuple[str, Markup]]:
     """Yield the title and content of every section that the pair has; of a CELL those of text.
 
@@ -82,40 +82,32 @@ def sections(
     """
     import pandas as pd
 
-    is_rollout = run.has_rollouts
-    head = {} if is_rollout else headline(run, pair)
-    if is_rollout:
-        worst = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
-        each = [run.positions_of(pair.index, prompt) for prompt in worst]
+    header = run.header
+    prompts = []
+    if run.has_rollouts:
+        prompts = [row["prompt"] for row in rl.summary(run, "heaviest")[:_MOST_STRIPS]]
+    elif header.is_long:
+        prompts = run.largest(pair.index)["prompt"].tolist()
+    if prompts:
+        each = [run.positions_of(pair.index, prompt) for prompt in prompts]
         figures = pd.concat(each, ignore_index=True)
-    elif run.header.is_long:
-        largest = run.largest(pair.index)["prompt"].iloc[0]
-        figures = run.positions_of(pair.index, int(largest))
     else:
         figures = run.positions(pair.index)
-    yield "", join(_verdict(answer), facts(head))
+    yield "", join(_verdict(answer), facts({} if run.has_rollouts else headline(run, pair)))
     if answer.checks:
         yield "Checks", _checks(answer)
-    if is_rollout:
+    if run.has_rollouts:
         yield "Trainer vs. rollout", _rollouts(run)
-    yield (
-        "Tokens" if run.header.has_tokens else "Rows",
-        _tokens(
-            run,
-            pair,
-            figures,
-            size,
-        ),
-    )
+    yield "Tokens" if header.has_tokens else "Rows", _tokens(run, pair, figures, size)
     if figures["is_flip"].any():
         yield "Flips", _flips(run, pair, figures, size)
     for title, parts in _charted(run, pair, figures):
         # a cell has the sentence, without the charts
         shown = islice(parts, 1) if size is CELL else parts
         yield title, join(*shown)
-    is_short_list = run.header.k is not None and not run.header.is_long
-    is_explained = (run.has_all_logits or is_short_list) and run.header.has_tokens
-    if explain is not None and is_explained and not pair.summary.bit_identical:
+    is_short_list = header.is_list and not header.is_long
+    is_explained = (run.has_all_logits or is_short_list) and header.has_tokens
+    if explain and is_explained and not pair.summary.bit_identical:
         yield "Common causes", _causes(explain(run, pair.index))
 
 
@@ -125,14 +117,14 @@ def _charted(
     figures: DataFrame,
 ) -> Iterator[tuple[str, Iterator[Markup]]]:
     """Yield the other sections, each a sentence, then charts and tables."""
-    continued = flips.continuations(run)
-    continued = continued[continued["pair"] == pair.index]
+    continued = flips.continuations(run).query("pair == @pair.index")
     if len(continued):
         yield "Continuations", _continuations(run, pair, continued)
-    if not pair.summary.bit_identical and figures["reference_margin"].notna().any():
-        yield "Near ties", _near_ties(run, figures)
-    if not pair.summary.bit_identical and run.header.k is None:
-        yield "Heatmap", _heatmap(run, pair, figures)
+    if not pair.summary.bit_identical:
+        if figures["reference_margin"].notna().any():
+            yield "Near ties", _near_ties(run, figures)
+        if not run.header.is_list:
+            yield "Heatmap", _heatmap(run, pair, figures)
     if pair.index in run.pairs_with_layers:
         yield "Layers", _layers(run, pair)
     if pair.index in run.pairs_with_choices:
@@ -177,24 +169,19 @@ def _rollouts(run: RunReader) -> Markup:
     bins = pd.DataFrame(rl.summary(run, "histogram"))
     titles = {"name": "figure", "low": "95 % interval, from", "high": "to"}
     shown = ("name", "value", "low", "high", "usual", "definition")
-    span = max(1.0, float(bins["r"].abs().max()) + 0.1)
+    span = max(1.0, bins["r"].abs().max() + 0.1)
     x = Axis("r = trainer - rollout, nats (8 and beyond: last bins)", -span, span)
-    y = Axis(
-        "tokens, log scale",
-        0.5,
-        2.0 * float(bins["tokens"].max()),
-        is_log=True,
-    )
-    share = bins["kl"] / max(float(bins["kl"].sum()), 1e-300)
+    y = Axis("tokens, log scale", 0.5, 2.0 * bins["tokens"].max(), is_log=True)
+    bins["share"] = bins["kl"] / max(bins["kl"].sum(), 1e-300)
     half = 100 / 64 / span
     marks = []
-    for r, count, kl in zip(bins["r"], bins["tokens"], share, strict=True):
-        title = f"r = {r:g}: {count:,} tokens, {percent(kl)} of the KL"
+    for row in bins.itertuples():
+        title = f"r = {row.r:g}: {row.tokens:,} tokens, {percent(row.share)} of the KL"
         marks.append(
             bar(
-                x.at(r) - half,
+                x.at(row.r) - half,
                 2 * half,
-                y.at(count),
+                y.at(row.tokens),
                 "reference",
                 title,
             )
@@ -202,6 +189,7 @@ def _rollouts(run: RunReader) -> Markup:
     for limit in np.log((TIS, *ICEPOP)):
         if abs(limit) < span:
             marks.append(line([x.at(limit)] * 2, (0, 100), "limit"))
+    legend = {"reference": "tokens", "limit": "bars of TIS and IcePop"}
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
         listing(figures, shown, "Trainer vs. rollout", titles),
@@ -210,7 +198,7 @@ def _rollouts(run: RunReader) -> Markup:
             x,
             y,
             marks,
-            {"reference": "tokens", "limit": "bars of TIS and IcePop"},
+            legend,
             260,
         ),
     )
@@ -253,11 +241,9 @@ def _around(figures: DataFrame, most: int) -> DataFrame:
     """Return the rows that are shown: all, or so many around the telling one."""
     if len(figures) <= most:
         return figures
-    prompt, position = flips.telling_place(figures)
-    is_telling = (figures["prompt"] == prompt) & (figures["position"] == position)
-    row = int(np.flatnonzero(is_telling)[0])
-    start = min(max(0, row - most // 2), len(figures) - most)
-    return figures.iloc[start : start + most]
+    is_telling = (figures[["prompt", "position"]] == flips.telling_place(figures)).all(axis=1)
+    start = min(max(0, is_telling.argmax() - most // 2), len(figures) - most)
+    return figures[start : start + most]
 
 
 def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> Markup:
@@ -278,10 +264,9 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         prompt = _prompt(run, number_of)
         places = part["position"].tolist()
         previous = places[0]
-        last = places[-1]
         if header.has_several_prompts or len(part) < prompt.positions:
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
-            parts.append(element("h4", f"{name}, positions {previous:,} to {last:,}"))
+            parts.append(element("h4", f"{name}, positions {previous:,} to {places[-1]:,}"))
         ids = places
         if prompt.token_ids:
             ids = [prompt.token_ids[place] for place in places]
@@ -289,54 +274,38 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         texts = [f"{token} " for token in ids]
         names = [f"{what} {token}" for token in ids]
         if any(prompt.token_texts):
-            texts = [_visible(prompt.token_texts[place]) for place in places]
-            names = texts
+            texts = names = [_visible(prompt.token_texts[place]) for place in places]
             if prompt.token_ids:
                 names = [f"{text} ({token})" for text, token in zip(texts, ids, strict=True)]
         state = np.select([part["is_flip"], part["near_tie"]], ["flip", "near tie"], "")
+        argmaxes = {
+            side: [_argmax(run, token) for token in _non_null(part[f"{side}_token"])]
+            for side in flips.SIDES
+        }
+        part = part.assign(prompt=number_of, token=names, state=state, **argmaxes)
+        tables.append(part)
         spans: list[Markup] = []
-        for row, text, name, kind in zip(
-            _rows(part),
-            texts,
-            names,
-            state,
-            strict=True,
-        ):
-            if spans and row.position > previous + 1:
+        for row, text in zip(_rows(part), texts, strict=True):
+            if row.position > previous + 1:
                 # of lists there are positions that were not compared
                 spans.append(Markup("… "))
             previous = row.position
-            mark = "mismatch" if row.nonfinite_mismatch else kind.replace("near tie", "")
-            title = f"position {row.position}, {name}: {_text(row.max_abs)} {header.unit} {kind}"
+            mark = "mismatch" if row.nonfinite_mismatch else row.state.replace("near tie", "")
             content = text.replace("↵", "↵\n")
             if mark:
                 content = element(_MARKS[mark], content)
-            link = f"#f{pair.index}-{number_of}-{row.position}" if row.link else None
-            tag = "a" if link else "span"
-            look = f"h{row.level or 0} {mark}"
+            size_here = f"{_text(row.max_abs)} {header.unit} {row.state}"
             spans.append(
                 element(
-                    tag,
+                    "a" if row.link else "span",
                     content,
-                    class_=look,
-                    title=title,
-                    href=link,
+                    class_=f"h{row.level or 0} {mark}",
+                    title=f"position {row.position}, {row.token}: {size_here}",
+                    href=f"#f{pair.index}-{number_of}-{row.position}" if row.link else None,
                 )
             )
         # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
-        argmaxes = {
-            side: [_argmax(run, row) for row in _non_null(part[f"{side}_token"])]
-            for side in flips.SIDES
-        }
-        tables.append(
-            part.assign(
-                prompt=number_of,
-                token=names,
-                state=state,
-                **argmaxes,
-            )
-        )
     legend: list[object] = [shade.unit]
     if shade.low:
         legend += [element("b", shade.low), element("span", " to ", class_="scale")]
@@ -348,33 +317,18 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     strips = join(*parts)
     if len(parts) > _MOST_STRIPS:
         strips = scrolling(strips, "Tokens")
-    note = ""
+    note = folded = ""
     if len(window) < len(figures) or is_rollout or header.is_long:
         which = "of the worst sequences" if is_rollout else "around the most telling one"
         note = f"{len(window):,} of {plural(header.rows, 'position')} are shown: those {which}."
         note = element("p", note)
-    folded = ""
     if size is FILE:
         title = "Figures by position"
-        shown = [
-            "prompt",
-            "position",
-            "token",
-            "state",
-            "max_abs",
-            "max_row_ulps",
-            "kl",
-        ]
-        if header.has_tokens:
-            shown[4:4] = _OF_TOKENS
+        of_tokens = _OF_TOKENS if header.has_tokens else ()
+        shown = "prompt", "position", "token", "state", *of_tokens, "max_abs", "max_row_ulps", "kl"
         titles = _TITLES | {"max_row_ulps": "row ULPs"}
         folded = fold(title, listing(pd.concat(tables), shown, title, titles))
-    return join(
-        note,
-        strips,
-        element("p", join(*legend, between=" "), class_="legend"),
-        folded,
-    )
+    return join(note, strips, element("p", join(*legend, between=" "), class_="legend"), folded)
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:
@@ -409,15 +363,10 @@ def _flips(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) -> 
         if row.position >= first_choices.get(row.prompt, np.inf):
             context = join(context, element("small", "behind another choice"))
         tops = run.top_tokens([0, pair.index + 1], row.prompt, row.position)
-        cells = [
-            join(place, context),
-            *(_top(run, top) for top in tops),
-            margin,
-            _text(row.max_abs),
-        ]
+        lists = [_top(run, top) for top in tops]
+        cells = [join(place, context), *lists, margin, _text(row.max_abs)]
         name = f"f{pair.index}-{row.prompt}-{row.position}"
-        row_cells = [element("td", cell) for cell in cells]
-        rows.append(element("tr", *row_cells, id=name))
+        rows.append(element("tr", *(element("td", cell) for cell in cells), id=name))
     note = ""
     if len(every) > len(rows):
         note = f"{len(rows):,} of {len(every):,} flips are listed."
@@ -443,8 +392,8 @@ def _top(run: RunReader, top: DataFrame) -> Markup:
 def _log_axis(title: str, values: Any, zero: float | None = None) -> Axis:
     return Axis(
         title,
-        float(values.min()) / 2,
-        float(values.max()) * 2,
+        values.min() / 2,
+        values.max() * 2,
         True,
         zero,
     )
@@ -464,8 +413,7 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
     legend = {}
     if start < end:
         legend["bound"] = "margin = 2 x difference"
-        xs = (across.at(start), across.at(end))
-        ys = (up.at(2 * start), up.at(2 * end))
+        xs, ys = (across.at(start), across.at(end)), (up.at(2 * start), up.at(2 * end))
         marks.append(line(xs, ys, "bound"))
     shares = points.margin / np.maximum(points.difference, 1e-300)
     nearest = np.argsort(shares, kind="stable")[: FILE.positions]
@@ -496,7 +444,14 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
         note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
     yield element("p", "Positions can flip only below the line.", note)
     label = "Margins and differences of every position, log scales"
-    yield chart(label, across, up, marks, legend, 380)
+    yield chart(
+        label,
+        across,
+        up,
+        marks,
+        legend,
+        380,
+    )
 
 
 def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[Markup]:
@@ -504,7 +459,14 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[M
     grid = overview(run, pair, figures)
     label = "Heatmap: largest differences by position and token"
     marks = [picture(grid.levels), *grid.bands()]
-    yield chart(label, grid.x, grid.y, marks, {}, 340)
+    yield chart(
+        label,
+        grid.x,
+        grid.y,
+        marks,
+        {},
+        340,
+    )
     yield element(
         "p",
         grid.unit,
@@ -518,46 +480,25 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[M
 
 def _layers(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     modules = layers.modules(run, pair.index)
-    sentence = layers.sentence(run, pair.index, modules)
-    rms = modules["rms"].to_numpy(float)
-    floor = modules["floor_rms"].to_numpy(float)
-    is_stream = modules["kind"] == layers.RESIDUAL
-    streams = np.flatnonzero(is_stream)
-    positive = np.concatenate([rms, floor[streams]])
-    positive = positive[positive > 0]
-    yield element("p", prose(sentence))
-    if (rms > 0).any():
-        blocks = modules.loc[is_stream, "block"]
-        ends = {float(row): str(block) for row, block in every_few(blocks, 12).items()}
-        x = Axis(
-            "execution order; ticks: end of each layer",
-            -0.5,
-            max(len(modules), 2) - 0.5,
-            labels=ends,
-        )
-        y = _log_axis("RMS difference", positive)
-
-        def path(values: Array, kind: str) -> Markup:
-            xs = [x.at(row) for row in streams]
-            ys = [y.at(value) if value > 0 else np.nan for value in values[streams]]
-            return line(xs, ys, kind)
-
-        marks = [path(floor, "limit"), path(rms, "stream")]
-        for row in np.flatnonzero(rms > 0):
-            title = (
-                f"{modules['module'].iloc[row]}: RMS {number(rms[row])}, noise floor"
-                f" {number(floor[row])}"
-            )
-            marks.append(
-                dot(
-                    x.at(row),
-                    y.at(rms[row]),
-                    "reference",
-                    clip(title, 200),
-                )
-            )
+    yield element("p", prose(layers.sentence(run, pair.index, modules)))
+    differing = modules[modules["rms"] > 0]
+    if len(differing):
+        streams = modules[modules["kind"] == layers.RESIDUAL]
+        ends = {row: str(block) for row, block in every_few(streams["block"], 12).items()}
+        title = "execution order; ticks: end of each layer"
+        x = Axis(title, -0.5, max(len(modules), 2) - 0.5, labels=ends)
+        sizes = np.concatenate([differing["rms"], streams["floor_rms"].to_numpy(float)])
+        y = _log_axis("RMS difference", sizes[sizes > 0])
+        marks = []
+        for name, kind in (("floor_rms", "limit"), ("rms", "stream")):
+            xs = [x.at(row) for row in streams.index]
+            ys = [y.at(value) if value > 0 else np.nan for value in streams[name]]
+            marks.append(line(xs, ys, kind))
+        for row in differing.itertuples():
+            title = f"{row.module}: RMS {number(row.rms)}, noise floor {number(row.floor_rms)}"
+            marks.append(dot(x.at(row.Index), y.at(row.rms), "reference", clip(title, 200)))
         legend = {"reference": "module", "stream": "residual stream"}
-        if (floor > 0).any():
+        if (modules["floor_rms"] > 0).any():
             legend["limit"] = "noise floor"
         yield chart(
             "RMS difference of every module, log scale",
@@ -589,13 +530,8 @@ def _choices(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
         named = every_few(range(len(states)), 12)
         labels = {place + 0.5: names[states.index[place]] for place in named}
         y = Axis("module", len(states), 0, labels=labels)
-        end = cells["last_position"].max() + 1
-        x = Axis(
-            f"position{run.header.of_prompt(prompt)}",
-            cells["first_position"].min(),
-            end,
-            step=1,
-        )
+        start, end = cells["first_position"].min(), cells["last_position"].max() + 1
+        x = Axis(f"position{run.header.of_prompt(prompt)}", start, end, step=1)
         legend = {"near-tie": "near tie", "mismatch": "beyond"}
         yield chart(
             "Choices by layer and position",
@@ -624,36 +560,38 @@ def _continuations(
     continued: DataFrame,
 ) -> Iterator[Markup]:
     yield element("p", prose(opening(flips.outcome(continued))))
+    is_open: str | None = ""
     for row in _rows(continued.head(_MOST_STRIPS)):
         generation = run.generations[row.prompt].tokens
         agreed = row.agreed_tokens
         texts = []
         for side, name in ((0, pair.reference), (pair.index + 1, pair.variant)):
             tokens = join_bytes([run.vocabulary.get(t, f"token {t} ") for t in generation[side]])
-            same = "".join(tokens[:agreed])
             other = "".join(tokens[agreed:])
             rest = element("b", other) if other else ""
             texts.append(element("h4", name))
-            texts.append(element("pre", same, rest, tabindex="0"))
+            texts.append(element("pre", "".join(tokens[:agreed]), rest, tabindex="0"))
         common = f"{agreed:,} of {plural(row.compared_tokens, 'token')} in common"
-        is_first = row.prompt == continued["prompt"].iloc[0]
-        yield fold(
-            f"Prompt {row.prompt}: {common}",
-            *texts,
-            open="" if is_first else None,
-        )
+        yield fold(f"Prompt {row.prompt}: {common}", *texts, open=is_open)
+        is_open = None
 
 
 def _kv_cache(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     summary = caches.summaries(run, pair.index)[None]
     yield element("p", prose(caches.sentence(run.header, summary)))
-    table = caches.merge(run, pair.index, None, "layer", "kind")
-    positive = table["rms"][table["rms"] > 0]
-    if len(positive):
-        x = Axis("layer", -0.5, float(table["layer"].max()) + 0.5, step=1)
-        y = _log_axis("RMS difference, log scale", positive)
+    table = caches.merge(
+        run,
+        pair.index,
+        None,
+        "layer",
+        "kind",
+    )
+    differing = table[table["rms"] > 0]
+    if len(differing):
+        x = Axis("layer", -0.5, table["layer"].max() + 0.5, step=1)
+        y = _log_axis("RMS difference, log scale", differing["rms"])
         marks = []
-        for row in _rows(table[table["rms"] > 0]):
+        for row in _rows(differing):
             kind = f"{row.kind}s"
             title = f"layer {row.layer}, {kind}: RMS {number(row.rms)}"
             marks.append(dot(x.at(row.layer), y.at(row.rms), kind, title))
@@ -674,10 +612,8 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     names = pair.reference, pair.variant
     table = kernels.side_by_side(run, pair.index)
     yield element("p", prose(opening(kernels.counts_in_words(table, names))))
-    start = kernels.find_start(run, pair.index)
-    if start is not None:
-        says = kernels.place_in_words(run.header, start, names)
-        yield element("p", prose(says))
+    if start := kernels.find_start(run, pair.index):
+        yield element("p", prose(kernels.place_in_words(run.header, start, names)))
     table = table.assign(name=table["name"].map(kernels.short_name))
     differs = (table["only"] != "") | table["is_multiplied"]
     shown = ("name", "library", "only", "reference_launches", "variant_launches")
@@ -689,13 +625,7 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
 def _causes(explanation: Any) -> Markup:
     """Return what was found of a pair. explanation: of `core.judging`, which is above this."""
     causes = [
-        element(
-            "li",
-            element("b", each.name),
-            ": ",
-            each.text,
-        )
-        for each in explanation.causes
+        element("li", element("b", each.name), ": ", each.text) for each in explanation.causes
     ]
     lead = element("ul", *causes) if causes else element("p", "No common cause fits.")
     return join(lead, element("p", explanation.says, class_="note"))

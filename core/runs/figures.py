@@ -10,6 +10,7 @@ import numpy as np
 
 from ..errors import StoreError
 from ..numerics.arrays import Array, Bits, DataFrame, Floats, Ints, Span
+from ..numerics.metrics import OF_TOKENS
 from ..numerics.sizes import TOP_K
 from .file.database import Database
 from .file.keep import refusal
@@ -30,7 +31,6 @@ class Figures(Measured):
         self.decoding = database.decoding
         # of the latest pair, which a page asks for several times
         self._read_positions = lru_cache(1)(partial(positions.read_positions, database, header))
-        self._read_columns = lru_cache(1)(partial(positions.read_columns, database, header))
 
     def query(self, sql: str, *values: Any) -> DataFrame:
         """Run a query on the tables of docs/reference/run_file.md.
@@ -56,7 +56,7 @@ class Figures(Measured):
             "SELECT 1 FROM sequence WHERE prompt_token_ids IS NULL LIMIT 1",
         )
 
-    def rows(self, table: str, **keys: int) -> DataFrame:
+    def rows(self, table: str, **keys: int | str) -> DataFrame:
         """Return the rows of a table with these values, in the order of its other columns, which
         are returned.
         """
@@ -82,9 +82,16 @@ class Figures(Measured):
         return self._read_positions(pair)
 
     def columns(self, pair: int) -> Mapping[str, Array]:
-        """Read them of a run of whole rows; the latest are cached."""
-        self.header.check_short()
-        return self._read_columns(pair)
+        """Return the columns of `positions` of a run of whole rows."""
+        columns = {}
+        for name, values in self.positions(pair).items():
+            if name in OF_TOKENS and not self.header.has_tokens:
+                columns[name] = np.full(len(values), np.nan)
+            elif values.hasnans:
+                columns[name] = values.to_numpy(np.float64, na_value=np.nan)
+            else:
+                columns[name] = values.to_numpy()
+        return columns
 
     def positions_of(self, pair: int, prompt: int) -> DataFrame:
         """Return the rows of `positions` of one prompt, also of a long run."""

@@ -163,5 +163,5 @@ def _token_prompts(run: RunReader, new_tokens: int) -> bytes | None:
 def _new_tokens(run: RunReader) -> int:
     """Return the number of tokens by which every prompt was continued; 0 if they were scored."""
     generations = run.generations
-    counts = {one.max_tokens for one in generations.values()}
+    counts = {one.asked for one in generations.values()}
     return counts.pop() if len(generations) == len(run.header.prompts) and len(counts) == 1 else 0

@@ -172,8 +172,8 @@ class RunWriter:
 
         is_async: compare them in the storing thread, else in the caller's.
         """
-        put, insert = self._storing.put, self._database.insert
-        return LayerRows(self._directory, positions, put, insert, is_async=is_async)
+        about = self._directory, positions, self._storing.put, self._database
+        return LayerRows(*about, is_async=is_async)
 
     def write_choices(self, tables: Iterable[pa.Table]) -> None:
         """Write what a side chose in one prompt, rows of CHOICE."""
@@ -236,11 +236,10 @@ class RunWriter:
         figures = compare(reference, bits, self.header.format, has_tokens=has_tokens)
         self._totals[pair].add(figures)
         tables = [("position", position_rows(pair, places, figures))]
-        rows = np.arange(row, row + len(places), dtype=np.int32)
         both_cells = figures.group_ulps, figures.group_row_ulps
         for pyramid, cells in zip(PYRAMIDS, both_cells, strict=True):
             if self._spool is None:
-                tables.append((pyramid.name, cell_rows(pyramid, pair, 0, rows, cells)))
+                tables.append((pyramid.name, cell_rows(pyramid, pair, 0, row, cells)))
             else:
                 narrow = narrow_cells(self.header, cells)
                 self._cells.setdefault((pair, pyramid.name), []).append(narrow)

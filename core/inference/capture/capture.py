@@ -261,7 +261,7 @@ def _run_side(
                     # generated tokens are fed one by one after the prompt, as before
                     given = plan.generations[prompt].given_positions
                     rest = iter(ids[given:])
-                    most = plan.generations[prompt].max_tokens
+                    most = plan.generations[prompt].asked
                     run.continue_prompt(
                         ids[:given], most, lambda _, rest=rest: next(rest, None), emit
                     )

@@ -133,22 +133,22 @@ class Generation:
     """Greedy continuation of one prompt by every side, each from its own argmax.
 
     The first `given_positions` positions of the prompt were given. `tokens[side]`: what a side
-    generated, at most `max_tokens`; `texts[side]`: the same as text.
+    generated, at most `asked` tokens; `texts[side]`: the same as text.
     """
 
     prompt: int
     given_positions: int
-    max_tokens: int
+    asked: int
     tokens: tuple[tuple[int, ...], ...]
     texts: tuple[str, ...]
 
     def __post_init__(self) -> None:
         if self.given_positions < 1 or any(
-            len(generated) > self.max_tokens for generated in self.tokens
+            len(generated) > self.asked for generated in self.tokens
         ):
             raise UsageError(
-                f"prompt {self.prompt}: a generation continues at least one position by at most its"
-                " max_tokens.",
+                f"prompt {self.prompt}: a generation continues at least one position by at most the"
+                " tokens asked for.",
             )
 
     def parting(self, side: int) -> int | None:
@@ -294,11 +294,16 @@ class RunHeader:
         return sum(self.lengths)
 
     @property
+    def is_list(self) -> bool:
+        """Whether its rows are lists of some tokens, as servers send them."""
+        return self.k is not None
+
+    @property
     def is_long(self) -> bool:
         """Whether its figures are never read as a whole: lists of more positions than a run of
         whole rows has.
         """
-        return self.k is not None and self.rows > MAX_ROWS
+        return self.is_list and self.rows > MAX_ROWS
 
     def check_short(self) -> None:
         """Raise StoreError if the run is too long to read all of its positions."""

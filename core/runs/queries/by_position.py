@@ -6,24 +6,22 @@ import numpy as np
 
 from ...checks.pair import PairFigures
 from ...numerics.arrays import DataFrame
+from ...numerics.statistic import scale_of
 from ..reader import RunReader
-from .verdicts import position_ratios
 
 
 def floor_ratios(run: RunReader, pair: int, figures: PairFigures) -> DataFrame:
     """Return prompt, position and ratio to the floor of one check, NaN if a logit is NaN or
     infinite on one side; no rows if the floor is not stored by position.
     """
-    floors = run.rows("floor_position", pair=pair)
-    floors = floors[floors["compute_dtype"] == figures.compute_dtype]
+    floors = run.rows("floor_position", pair=pair, compute_dtype=figures.compute_dtype)
     if floors.empty:
         return floors
-    pair_rms, floor_rms = (floors[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
-    ratios = position_ratios(pair_rms, floor_rms)
+    ratios = floors["pair_rms"] / np.sqrt(scale_of(floors["floor_rms"].to_numpy() ** 2))
     # over the finite logits alone a ratio would look small
     if figures.nonfinite_mismatch:
-        is_mismatch = run.positions(pair)["nonfinite_mismatch"].to_numpy(int) > 0
-        ratios = np.where(is_mismatch, np.nan, ratios)
+        is_mismatch = run.positions(pair)["nonfinite_mismatch"] > 0
+        ratios[is_mismatch] = np.nan
     return floors.assign(ratio=ratios)
 
 
@@ -43,11 +41,10 @@ def by_position(run: RunReader, pair: int, table: DataFrame) -> DataFrame:
     checks = floor_checks(run, pair)
     if not checks:
         return drawn.assign(floor_rms=np.nan, ratio=np.nan, is_outlier=False)
-    floors = run.rows("floor_position", pair=pair)
-    floors = floors[floors["compute_dtype"] == run.header.compute_dtype]
-    ratios = floor_ratios(run, pair, checks[-1])
-    for columns in (floors[[*places, "floor_rms"]], ratios.reindex(columns=[*places, "ratio"])):
-        drawn = drawn.merge(columns, on=places, how="left")
+    own = run.rows("floor_position", pair=pair, compute_dtype=run.header.compute_dtype)
+    drawn = drawn.merge(own.drop(columns="pair_rms"), "left", places)
+    ratios = floor_ratios(run, pair, checks[-1]).reindex(columns=[*places, "ratio"])
+    drawn = drawn.merge(ratios, "left", places)
     limit = checks[-1].position_ratio_allowed or np.inf
     return drawn.assign(is_outlier=drawn["ratio"] > limit)
 
@@ -71,5 +68,6 @@ def cells(drawn: DataFrame, most: int) -> tuple[DataFrame, int]:
     cell = np.arange(len(drawn)) // step
     cells = drawn.loc[drawn["max_abs"].fillna(-1.0).groupby(cell).idxmax()]
     names = ["rms", "floor_rms"]
-    squares = (drawn[names] ** 2).groupby(cell).mean() ** 0.5
-    return cells.assign(**dict(zip(names, squares.to_numpy().T, strict=True))), step
+    squares = drawn[names] ** 2
+    cells[names] = squares.groupby(cell).mean().to_numpy() ** 0.5
+    return cells, step

@@ -66,7 +66,7 @@ def _about(run: RunReader, pair: int) -> tuple[int, float, int]:
     """
     figures = _check(run, pair)
     limit = NEAR_TIE_ROW_ULPS
-    if figures is not None and figures.rounding_row_ulps:
+    if figures and figures.rounding_row_ulps:
         limit = figures.largest_gap_allowed * figures.rounding_row_ulps
     return pair, limit, format_named(run.header.compute_dtype).mantissa_bits
 
@@ -112,12 +112,12 @@ def sentence(run: RunReader, pair: int, table: DataFrame) -> str:
     """Say how many choices differ, how close the first one was, and how much of the difference of
     the logits goes through choices, if that was measured; in markdown. table: of `by_module`.
     """
-    total = int(table["choices"].sum())
+    total = table["choices"].sum()
     first = first_flip(table)
     if first is None:
         return f"Both sides make the same choices: {plural(total, 'choice')}, none differs."
-    flips = int(table["differing"].sum())
-    beyond = int(table["beyond"].sum())
+    flips = table["differing"].sum()
+    beyond = table["beyond"].sum()
     says = (
         f"**{out_of(flips, total)} choices differ**:"
         f" {flips - beyond:,} at near ties, {beyond:,} beyond. The first is at"
@@ -127,7 +127,7 @@ def sentence(run: RunReader, pair: int, table: DataFrame) -> str:
         f" {number(first['first_margin_row_ulps'])} row ULPs of {first['dtype']}."
     )
     figures = _check(run, pair)
-    if figures is not None and figures.replayed_share is not None:
+    if figures and figures.replayed_share is not None:
         says += (
             " With the model's choices replayed on both sides, the RMS difference of the logits is"
             f" {percent(figures.replayed_share)} of what it is with each side's own choices."
@@ -139,7 +139,7 @@ def rule(run: RunReader, pair: int, table: DataFrame) -> str:
     """Say what a near tie is, and what to read into others."""
     figures = _check(run, pair)
     reason = "the limit without a verdict"
-    if figures is not None and figures.rounding_row_ulps:
+    if figures and figures.rounding_row_ulps:
         times = number(figures.largest_gap_allowed)
         reason = f"{times}x what rounding moves the scores, as the verdict measured it"
     limits = dict(zip(table["dtype"], table["near_tie_row_ulps"], strict=True))

@@ -32,7 +32,7 @@ def classes(run: RunReader) -> DataFrame:
 
 def sentence(table: DataFrame) -> str:
     """Say how many classes of equal bits there are, and how many sides stand alone, in markdown."""
-    sides, alone = int(table["count"].sum()), int((table["count"] == 1).sum())
+    sides, alone = table["count"].sum(), (table["count"] == 1).sum()
     if len(table) == 1:
         return f"**All {sides} sides are equal bit for bit.**"
     text = f"**{sides} sides in {len(table)} classes of equal bits**"
@@ -58,13 +58,10 @@ def sweep(run: RunReader) -> tuple[str, DataFrame] | None:
     if len(varying) != 1 or not all(steps):
         return None
     (name,) = varying
+    values = [of_side.pop(name, _ABSENT.get(name, "")) for of_side in steps]
     numbers = []
-    for of_side in steps:
-        value = of_side.pop(name, _ABSENT.get(name, ""))
-        numbers.append(int(value) if value.isdecimal() else -1)
-    for place, rest in enumerate(steps):
-        if rest != first:
-            numbers[place] = -1
+    for value, rest in zip(values, steps, strict=True):
+        numbers.append(int(value) if value.isdecimal() and rest == first else -1)
     if -1 in numbers[1:] or len({*numbers} - {-1}) < 3:
         return None
     table = run.query(_SWEPT)

@@ -81,15 +81,17 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
     for one in run_pairs:
         summary, positions = one.pair.summary, one.run.header.rows
         histogram = one.run.histogram(one.pair.index)
-        row = {name: getattr(summary, name, None) for name, *_ in FIGURES}
-        row["flips_share"] = _share(summary.flips, positions)
-        row["near_ties_share"] = _share(summary.near_ties, positions)
-        row["rms"] = np.sqrt((one.table["rms"] ** 2).mean())
-        row["noise_ratio"] = one.pair.noise_ratio
-        row["median_ulps"] = ulp_percentile(histogram, 0.5)
-        row["p99_ulps"] = ulp_percentile(histogram, 0.99)
-        rows.append(row)
-    return pd.DataFrame(rows).astype(float).dropna(axis="columns", how="all")
+        own = {
+            "flips_share": _share(summary.flips, positions),
+            "near_ties_share": _share(summary.near_ties, positions),
+            "rms": np.sqrt((one.table["rms"] ** 2).mean()),
+            "noise_ratio": one.pair.noise_ratio,
+            "median_ulps": ulp_percentile(histogram, 0.5),
+            "p99_ulps": ulp_percentile(histogram, 0.99),
+        }
+        rows.append(vars(summary) | own)
+    names = [name for name, *_ in FIGURES]
+    return pd.DataFrame(rows, columns=names).astype(float).dropna(axis="columns", how="all")
 
 
 def _share(count: int | None, positions: int) -> float | None:
@@ -135,20 +137,17 @@ def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
     """Return what moved from run to run, as `flips 7.3% → 5.3% of positions`, and what did not."""
     texts = []
     for one in run_pairs:
-        summary = one.pair.summary
-        ratio = one.pair.noise_ratio
-        kind = one.run.header.provenance.kind
-        flip_share = _share(summary.flips, one.run.header.rows)
+        summary, header, ratio = one.pair.summary, one.run.header, one.pair.noise_ratio
+        kind = header.provenance.kind
         texts.append(
             {
                 "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
                 "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
                 "logits that differ": _known_percent(summary.neq_share),
-                "positions that flip": _known_percent(flip_share),
+                "positions that flip": _known_percent(_share(summary.flips, header.rows)),
             },
         )
-    moved = []
-    unchanged = []
+    moved, unchanged = [], []
     for name in texts[0]:
         row = [of_run[name] for of_run in texts]
         if len(set(row)) > 1:

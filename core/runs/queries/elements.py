@@ -12,6 +12,8 @@ from ...numerics.arrays import DataFrame, Floats, Record
 from ...numerics.formats import ordinals, values_of
 from ..reader import RunReader
 
+_WORST = 12  # elements
+
 
 def place_of(run: RunReader, row: int) -> tuple[int, int]:
     """Return (prompt, position) of a row."""
@@ -26,7 +28,7 @@ def with_texts(run: RunReader, table: DataFrame) -> DataFrame:
     """
     import pandas as pd
 
-    texts = pd.Series([run.vocabulary.get(int(token)) for token in table["token_id"]], dtype=object)
+    texts = pd.Series([run.vocabulary.get(token) for token in table["token_id"]], dtype=object)
     table = table.reset_index(drop=True)
     table.insert(1, "text", texts)
     return table
@@ -36,10 +38,9 @@ def with_argmax_texts(run: RunReader, table: DataFrame) -> DataFrame:
     """Return figures by position with `reference_text` and `variant_text` of the argmaxes, None if
     unknown.
     """
-    for side in ("reference", "variant"):
-        texts = table[f"{side}_token"].map(run.vocabulary)
-        table = table.assign(**{f"{side}_text": texts})
-    return table
+    sides = "reference", "variant"
+    texts = {f"{side}_text": table[f"{side}_token"].map(run.vocabulary) for side in sides}
+    return table.assign(**texts)
 
 
 def top_of_sides(
@@ -59,7 +60,7 @@ def top_of_sides(
     import pandas as pd
 
     tops = run.top_tokens([*sides.values()], prompt, position)
-    if run.header.k is not None:
+    if run.header.is_list:
         figures = ["rank", "logit", "probability"]
         tables = [
             top[figures].add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)
@@ -117,15 +118,16 @@ def every_element(run: RunReader, pair: int, prompt: int, position: int) -> Data
     steps = np.abs(ordinals(bits[0], fmt) - ordinals(bits[1], fmt))
     ulps = pd.array(np.where(is_same, 0, steps), "Int64")
     ulps[is_mismatch] = pd.NA
-    columns = {
-        "token_id": np.arange(len(ulps)),
-        "reference_logit": reference,
-        "variant_logit": variant,
-        "difference": difference,
-        "row_ulps": row_ulps,
-        "ulps": ulps,
-    }
-    return pd.DataFrame(columns)
+    return pd.DataFrame(
+        {
+            "token_id": np.arange(len(ulps)),
+            "reference_logit": reference,
+            "variant_logit": variant,
+            "difference": difference,
+            "row_ulps": row_ulps,
+            "ulps": ulps,
+        },
+    )
 
 
 def worst_elements(
@@ -133,14 +135,13 @@ def worst_elements(
     pair: int,
     prompt: int,
     position: int,
-    count: int = 12,
     *,
-    by_ulps: bool = False,
+    by_ulps: bool,
 ) -> DataFrame:
     """Return the elements of a position that differ most, by absolute difference or by ULPs, with
     their texts; a NaN or infinity on one side only comes first.
     """
     table = every_element(run, pair, prompt, position)
     size = table["ulps" if by_ulps else "difference"].astype(float).abs().fillna(np.inf)
-    worst = table.iloc[np.argsort(-size.to_numpy(), kind="stable")[:count]]
+    worst = table.iloc[np.argsort(-size.to_numpy(), kind="stable")[:_WORST]]
     return with_texts(run, worst[worst["ulps"].fillna(1) > 0])

@@ -97,11 +97,7 @@ def flip_table(
     one of the prompt does, there or before.
     """
     table = run.query(_FLIPS, pair, near_ties)
-    columns = {
-        name: table.pop(name)
-        for name in table.columns
-        if name.endswith(("_logit", "_rank", "_logsumexp"))
-    }
+    columns = {name: table.pop(name) for name in table.filter(regex="_(logit|rank|logsumexp)$")}
     rows_left = MOST_READ if run.has_all_logits else 0
     for on, side in zip(SIDES, (0, pair + 1), strict=True):
         unknown = {
@@ -111,21 +107,21 @@ def flip_table(
         rows = np.flatnonzero(unknown["reference"] | unknown["variant"])[:rows_left]
         rows_left -= len(rows)
         for row in rows:
-            bits = run.at(side, int(table["prompt"][row]), int(table["position"][row]))
+            bits = run.at(side, table["prompt"][row], table["position"][row])
             values = values_of(bits, run.header.format).astype(np.float64)
             for of in SIDES:
                 if unknown[of][row]:
-                    token = int(table[f"{of}_token"][row])
+                    token = table[f"{of}_token"][row]
                     columns[f"{of}_{on}_logit"][row] = values[token]
                     columns[f"{of}_{on}_rank"][row] = rank_of(values, token)
     for of, other in (SIDES, SIDES[::-1]):
+        shares = []
         for on in SIDES:
             # +inf - +inf: the probability is undefined
             with np.errstate(invalid="ignore"):
-                share = np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"])
-            table[f"{of}_token_{on}_probability"] = share
-        variant, reference = (table[f"{of}_token_{on}_probability"] for on in SIDES[::-1])
-        table[f"{of}_token_probability_change"] = variant - reference
+                shares.append(np.exp(columns[f"{of}_{on}_logit"] - columns[f"{on}_logsumexp"]))
+            table[f"{of}_token_{on}_probability"] = shares[-1]
+        table[f"{of}_token_probability_change"] = shares[1] - shares[0]
         table[f"{of}_token_{other}_rank"] = columns[f"{of}_{other}_rank"].astype("Int64")
     if first := first_flips(run, pair):
         start = table["prompt"].map(first).fillna(np.inf).to_numpy(float)
@@ -146,7 +142,7 @@ def outcome(table: DataFrame) -> str:
     one pair.
     """
     parted = table[table["parting_position"].notna()]
-    tokens = plural(int(table["compared_tokens"].max()), "generated token")
+    tokens = plural(table["compared_tokens"].max(), "generated token")
     if parted.empty:
         of_each = f" of each of {len(table)} prompts" if len(table) > 1 else ""
         return f"the sides agree in all of {tokens}{of_each}."
@@ -163,11 +159,10 @@ def margin_texts(table: DataFrame, unit: str) -> tuple[str, list[str]]:
 
     Lists of servers seldom show the dtype that ULPs are of.
     """
-    margins = table[[f"{side}_margin_ulps" for side in SIDES]]
-    if margins.isna().all(axis=None):
-        margins = table[MARGINS]
-    else:
-        unit = "ULPs"
+    margins = table[MARGINS]
+    ulps = table[[f"{side}_margin_ulps" for side in SIDES]]
+    if ulps.notna().any(axis=None):
+        margins, unit = ulps, "ULPs"
     # numbers of Python: whole ones have all digits
     margins = margins.convert_dtypes().astype(object)
     rows = margins.where(margins.notna(), None).itertuples(index=False)
@@ -179,10 +174,11 @@ def flips_sentence(table: DataFrame) -> str:
     figures by position.
     """
     flips, total = table[table["is_flip"]], len(table)
-    unknown = int(table[[f"{side}_token" for side in SIDES]].isna().any(axis=1).sum())
-    if flips.empty and unknown:
-        return f"No known flips: at {out_of(unknown, total)} positions a side has no known argmax."
     if flips.empty:
+        unknown = table[[f"{side}_token" for side in SIDES]].isna().any(axis=1).sum()
+        if unknown:
+            places = out_of(unknown, total)
+            return f"No known flips: at {places} positions a side has no known argmax."
         everywhere = all_of(total, total, "position")
         return f"No flips: both sides have the same argmax at {everywhere}."
 
@@ -220,13 +216,13 @@ def near_ties_sentence(table: DataFrame, of_prompt: str = "") -> str:
     # lists have no row ULPs
     is_list = table["max_row_ulps"].isna().all()
     near = table[table["could_flip" if is_list else "near_tie"].fillna(False).astype(bool)]
-    limit = "by what was sent" if is_list else f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
     positions = "position" if len(table) == 1 else "positions"
     what = "is a near tie" if 1 in (len(near), len(table)) else "are near ties"
+    limit = f"(margin at most {NEAR_TIE_ROW_ULPS} row ULPs)"
     if is_list:
-        what = "could flip"
-    flips = int(near["is_flip"].sum())
-    smallest = float(table[MARGINS].min(axis=None))
+        what, limit = "could flip", "by what was sent"
+    flips = near["is_flip"].sum()
+    smallest = table[MARGINS].min(axis=None)
     return (
         f"**{out_of(len(near), len(table))} {positions}{of_prompt} {what}** {limit}, with"
         f" {plural(flips, 'flip')}; the smallest margin is {number(smallest)}."
@@ -246,9 +242,8 @@ class MarginPoints(NamedTuple):
 
 def margin_points(table: DataFrame) -> MarginPoints:
     """Return the positions of the chart of near ties. table: figures by position."""
+    table = table.dropna(subset=MARGINS, how="all")
     margin = table[MARGINS].min(axis=1).to_numpy(float)
-    is_known = ~np.isnan(margin)
-    table = table[is_known]
     flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
     # the bound is a theorem about finite numbers
     odd = table["nonfinite_mismatch"].to_numpy() > 0
@@ -258,16 +253,16 @@ def margin_points(table: DataFrame) -> MarginPoints:
         "flip": flips & ~odd,
         "NaN or infinity on one side": odd,
     }
-    return MarginPoints(table, margin[is_known], table["max_abs"].to_numpy(float), kinds)
+    return MarginPoints(table, margin, table["max_abs"].to_numpy(float), kinds)
 
 
 def above_zero(values: Floats) -> tuple[Floats, float | None]:
     """(values with zeros moved to where a log axis can show them, that place or None)."""
-    positive = values[values > 0]
-    if len(positive) == len(values):
+    is_positive = values > 0
+    if is_positive.all():
         return values, None
-    place = float(positive.min()) / 10**0.5 if len(positive) else 1e-3
-    return np.where(values > 0, values, place), place
+    place = values[is_positive].min() / 10**0.5 if is_positive.any() else 1e-3
+    return np.where(is_positive, values, place), place
 
 
 class Candidates(NamedTuple):
@@ -290,12 +285,12 @@ def candidates(top: DataFrame, fmt: FloatFormat) -> Candidates | None:
     """
     if len(top) < 2:
         return None
-    best = [int(np.argmin(top[f"{side}_rank"])) for side in SIDES]
+    best = [top[f"{side}_rank"].argmin() for side in SIDES]
     if best[0] == best[1]:
         gaps = [top[f"{side}_logit"].iloc[best[0]] - top[f"{side}_logit"] for side in SIDES]
         nearest = np.minimum(*(gap.to_numpy(float) for gap in gaps))
         nearest[best[0]] = np.inf
-        best[1] = int(np.argmin(nearest))
+        best[1] = nearest.argmin()
     return on_grid(top.iloc[best], SIDES, fmt)
 
 
@@ -310,7 +305,7 @@ def on_grid(top: DataFrame, sides: Iterable[str], fmt: FloatFormat) -> Candidate
     edge = fmt.first_nonfinite
     # Logits of different signs can differ by 2**32 ordinals, so the size is checked before the grid
     # is made.
-    grid = np.empty(0, np.int64)
+    grid = np.arange(0)
     if high - low + 3 <= MOST_GRID_LINES:
         grid = np.arange(max(low - 1, 1 - edge), min(high + 2, edge))
     return Candidates(tokens, logits, values_at(grid, fmt).astype(np.float64), high - low)
@@ -339,6 +334,6 @@ def telling_place(table: DataFrame, prompt: int | None = None) -> tuple[int, int
         for flips in (table["is_flip"], table["is_beyond"]):
             if flips.any():
                 scores = flips.to_numpy(bool)
-        index = int(scores.argmax())
-    row = table.iloc[index]
-    return int(row["prompt"]), int(row["position"])
+        index = scores.argmax()
+    prompt, position = table[["prompt", "position"]].iloc[index].tolist()
+    return prompt, position

@@ -51,20 +51,18 @@ def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logit
         levels = np.where(table["is_flip"], 100, np.where(table["near_tie"], 30, 0))
         return Heat(levels, "no near tie, near tie, flip", None, None, (0, 0, 30, 30, 100, 100))
     if column == "margin":
-        margins = table[["reference_margin", "variant_margin"]].min(axis=1).to_numpy(float)
-        reach = 2 * table["max_abs"].to_numpy(float)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            share = np.where(margins <= reach, 1.0, reach / margins)
+        margins = table[["reference_margin", "variant_margin"]].min(axis=1)
+        share = (2 * table["max_abs"] / margins).mask(margins <= 2 * table["max_abs"], 1.0)
         unit = "twice the largest difference / smaller margin"
         return Heat(_levels(share), unit, "0", "1 or more: could flip", (0, 100))
     unit = _UNITS[column].format(dtype=dtype, unit=unit_of_values)
     values = np.nan_to_num(table[column].to_numpy(float))
-    highest = float(values.max())
+    highest = values.max()
     if highest <= 0:
         return Heat(np.zeros(len(values), int), unit, None, "0 everywhere", (0, 0))
     if not unit.endswith("log scale"):
         return Heat(_levels(values / highest), unit, "0", _figure(highest), (0, 100))
-    lowest = float(values[values > 0].min())
+    lowest = values[values > 0].min()
     # begins below the lowest, so that the smallest that differs is still seen
     low, high = np.log(lowest) - 0.7, np.log(highest)
     logs = np.log(np.maximum(values, lowest))
@@ -80,4 +78,4 @@ def _levels(share: np.ndarray) -> np.ndarray:
 
 
 def _figure(value: float) -> str:
-    return f"{int(value):,}" if float(value).is_integer() and abs(value) < 1e9 else number(value)
+    return f"{int(value):,}" if value.is_integer() and abs(value) < 1e9 else number(value)

@@ -123,36 +123,25 @@ def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:
     """Return the column level of every row level from which on no tile reads more than a bounded
     share of the run.
     """
-    finest = []
-    for row_level in range(largest_level(run.header.rows, TILE_ROWS) + 1):
+    header, finest = run.header, []
+    # finer cells are not there
+    least_stored = 0 if run.has_all_logits else pyramid.cell_shape(run.levels().start)[1]
+    for row_level in range(largest_level(header.rows, TILE_ROWS) + 1):
+        rows = min(header.rows, TILE_ROWS << row_level)
         least = 0
         for level in range(_LEVELS):
-            if not _work_fits(run, order, measure, row_level, level):
+            work = 0  # whole rows are read, and no more of them than `is_offered` allows
+            if level < GROUP_LEVEL:
+                work = rows * min(header.vocab, TILE_COLUMNS << level)
+                if order == "rank" and rows * header.vocab > RANKED_WORK:
+                    least = level + 1
+            elif _is_stored(order, measure):
+                height, width = pyramid.cell_shape(_stored_level(run, row_level, level))
+                work = (rows // height) * (header.vocab // width)
+            if work > WORK or 1 << level < least_stored:
                 least = level + 1
         finest.append(least)
     return finest
-
-
-def _work_fits(
-    run: RunReader,
-    order: Order,
-    measure: Measure,
-    row_level: int,
-    column_level: int,
-) -> bool:
-    header = run.header
-    if not run.has_all_logits and 1 << column_level < pyramid.cell_shape(run.levels().start)[1]:
-        # no finer cells are there
-        return False
-    rows = min(header.rows, TILE_ROWS << row_level)
-    if column_level < GROUP_LEVEL:
-        columns = min(header.vocab, TILE_COLUMNS << column_level)
-        return rows * columns <= WORK and (order == "id" or rows * header.vocab <= RANKED_WORK)
-    if not _is_stored(order, measure):
-        # whole rows are read, and no more of them than `is_offered` allows
-        return True
-    height, width = pyramid.cell_shape(_stored_level(run, row_level, column_level))
-    return (rows // height) * (header.vocab // width) <= WORK
 
 
 def _stored_level(run: RunReader, row_level: int, column_level: int) -> int:
@@ -307,13 +296,12 @@ def element(run: RunReader, pair: int, row: int, token: int) -> Element:
     """Return exact figures of one logit of both sides, and its rank in either row."""
     table = every_element(run, pair, *place_of(run, row))
     sides = [table[f"{side}_logit"].to_numpy() for side in ("reference", "variant")]
-    reference, variant = (float(side[token]) for side in sides)
     ranks = [rank_of(side, token) for side in sides]
-    difference = float(table["difference"][token])
-    if np.isnan(difference):
-        return Element(row, token, reference, variant, None, None, None, *ranks)
-    row_ulps, ulps = float(table["row_ulps"][token]), int(table["ulps"][token])
-    return Element(row, token, reference, variant, row_ulps, ulps, difference, *ranks)
+    logits = [side[token] for side in sides]
+    figures = [table[name][token] for name in ("row_ulps", "ulps", "difference")]
+    if np.isnan(figures[-1]):
+        figures = [None] * 3
+    return Element(row, token, *logits, *figures, *ranks)
 
 
 def sentence(run: RunReader, table: DataFrame) -> str:
@@ -326,7 +314,7 @@ def sentence(run: RunReader, table: DataFrame) -> str:
         return header.worded(
             f"**Nothing differs**: all {total:,} logits have the same value on both sides.",
         )
-    count = int(differing["neq"].sum())
+    count = differing["neq"].sum()
     text = f"**{out_of(count, total)} logits {'differs' if count == 1 else 'differ'}**"
     text = header.worded(f"{text}, at {all_of(len(differing), header.rows, 'position')}")
     largest = differing["max_abs"].fillna(0.0)
@@ -335,6 +323,6 @@ def sentence(run: RunReader, table: DataFrame) -> str:
     worst = differing.loc[largest.idxmax()]
     place = header.worded(words_of((worst["prompt"], worst["position"]), header.lengths))
     return (
-        f"{text}. Max {number(float(worst['max_abs']))} {header.unit} ({place}); max"
-        f" {number(float(differing['max_row_ulps'].max()))} row ULPs."
+        f"{text}. Max {number(worst['max_abs'])} {header.unit} ({place}); max"
+        f" {number(differing['max_row_ulps'].max())} row ULPs."
     )

@@ -77,15 +77,16 @@ def side_by_side(
     run: RunReader,
     pair: int,
     by: str = "NULL",
-    ordinals: tuple[list[int], list[int]] | None = None,
+    of_reference: list[int] | None = None,
+    of_variant: list[int] | None = None,
 ) -> DataFrame:
     """Return one row per kernel of either side. by: NULL, or place or module to split by kind of
-    module or module; ordinals: rows of the reference and of the variant, None for all.
+    module or module; of_reference, of_variant: rows of either side, None for all.
     """
-    table = run.query(_SIDE_BY_SIDE.format(by=by), pair, *(ordinals or (None, None)))
-    return table.assign(
-        **{name: [list(dict.fromkeys(values)) for values in table[name]] for name in _LISTS},
-    )
+    table = run.query(_SIDE_BY_SIDE.format(by=by), pair, of_reference, of_variant)
+    for name in _LISTS:
+        table[name] = [list(dict.fromkeys(values)) for values in table[name]]
+    return table
 
 
 def find_start(run: RunReader, pair: int) -> KernelPlace | None:
@@ -100,7 +101,7 @@ def find_start(run: RunReader, pair: int) -> KernelPlace | None:
     first = first_module(outputs)
     if first is None or not is_watched(run, pair):
         return None
-    equal = outputs["module"][outputs["ordinal"] < first.ordinal].tolist()
+    equal = outputs.loc[outputs["ordinal"] < first.ordinal, "module"].tolist()
     ordinals = []
     for side in (0, pair + 1):
         rows = run.query(
@@ -132,7 +133,7 @@ def find_start(run: RunReader, pair: int) -> KernelPlace | None:
         kernels = list(rows.itertuples(index=False, name=None))
         kinds = {kernels[n] for n in indices}
         ordinals.append([n for n, kernel in enumerate(kernels) if kernel in kinds])
-    table = side_by_side(run, pair, "module", (ordinals[0], ordinals[1]))
+    table = side_by_side(run, pair, "module", *ordinals)
     table = table.sort_values("is_reducing", ascending=False, kind="stable", ignore_index=True)
     return KernelPlace(first.module, int(first.first_prompt), int(first.first_position), table)
 
@@ -168,10 +169,10 @@ def counts_in_words(table: DataFrame, names: tuple[str, str]) -> str:
     """
     only = table["only"]
     counts = {
-        f"only in {_code(name)}": int((only == side).sum())
+        f"only in {_code(name)}": (only == side).sum()
         for side, name in zip(("reference", "variant"), names, strict=True)
     }
-    counts["launched more or less often per forward"] = int(table["is_multiplied"].sum())
+    counts["launched more or less often per forward"] = table["is_multiplied"].sum()
     clauses = [f"{count} {what}" for what, count in counts.items() if count]
     kernels = plural(len(table), "kernel")
     if not clauses:
@@ -217,7 +218,7 @@ def shape_in_words(detail: str) -> str:
     as it is.
     """
     parts = detail.split(", ")
-    if not all(_SHAPE.fullmatch(part) for part in parts):
+    if not all(map(_SHAPE.fullmatch, parts)):
         return _code(detail)
     return " x ".join(
         _SHAPE.sub(lambda at: f"{at[1] or ''}[{at[2].replace('x', ', ')}]", part) for part in parts

@@ -145,7 +145,7 @@ def sentence(run: RunReader, pair: int, table: DataFrame) -> str:
     if first is None:
         return f"No module differs: {plural(len(table), 'output')}, equal on both sides."
     along = run.rows("layer_position", pair=pair, prompt=first.first_prompt, ordinal=first.ordinal)
-    neq = int(along.loc[along["position"] == first.first_position, "neq"].sum())
+    neq = along.loc[along["position"] == first.first_position, "neq"].sum()
     of_prompt = run.header.of_prompt(first.first_prompt)
     text = (
         f"**`{code(first.module)}`** ({kind_word(first.kind)}) **is the first module whose output"

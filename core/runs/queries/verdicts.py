@@ -15,7 +15,6 @@ import numpy as np
 
 from ...checks.arrays_alone import LEAST_VALUES
 from ...checks.modules_alone import AloneFigures
-from ...checks.shrink import ShrinkFigures
 from ...command_name import COMMAND
 from ...evidence import (
     CHECK_GROUPS,
@@ -30,10 +29,7 @@ from ...evidence import (
     RERUN,
     SAMPLER,
     Evidence,
-    Unmeasured,
 )
-from ...numerics.arrays import Floats
-from ...numerics.statistic import scale_of
 from ...places import words_of
 from ...text import multiple, number
 from ...verdict import IDENTICAL, LIKELY_ROUNDING, LOWER_PRECISION, NOT_JUDGED, UNDECIDED
@@ -106,7 +102,7 @@ def shown_verdict(kind: str, is_bit_identical: bool, verdict: str | None) -> str
     """Return the stored verdict; of a pair that was not judged what its bits say, of a dump
     'undecided'.
     """
-    if verdict is not None:
+    if verdict:
         return verdict
     if is_bit_identical:
         return IDENTICAL
@@ -126,17 +122,23 @@ def answer_of(run: RunReader | MemoryRun, pair: StoredPair) -> Answer:
         elif kind != "upload":
             sentence = f"No check was run; `{COMMAND} judge` runs them."
     can_be_run = _CAN_BE_RUN[kind] if header.has_tokens else _OF_VALUES
-    if header.k is not None:
+    if header.is_list:
         can_be_run = _OF_LISTS
     done = {row.group for row in evidence}
     if header.compute_dtype == "float32":
         done.add(OWN_DTYPE)
+    # the first place, and the first module that differs alone
+    place = []
+    if pair.first_place:
+        place.append(header.worded(words_of(pair.first_place, header.lengths)))
+    alone = [row.figures for row in evidence if isinstance(row.figures, AloneFigures)]
+    modules = [name for figures in alone for name in figures.modules_beyond]
     return Answer(
         name,
         sentence,
         pair.verdict is not None,
         pair.first_place,
-        _place(run, pair, evidence),
+        ", ".join(place + modules[:1]),
         size_of(pair, evidence),
         next_command(run, pair),
         tuple(_explained(evidence) if name == LOWER_PRECISION else evidence),
@@ -150,31 +152,18 @@ def _explained(evidence: Sequence[Evidence]) -> list[Evidence]:
     for row in evidence:
         if row.group == PRECISION and row.outcome == PASSED:
             settings = ", ".join(getattr(row.figures, "settings", ()))
-            names.append(getattr(row.figures, "precision", None) or settings)
+            names.append(getattr(row.figures, "precision", "") or settings)
     cause = f"consistent with {' and '.join(names)}"
     rows = []
     for row in evidence:
+        figures = row.figures
         if row.group in (OWN_DTYPE, FLOAT32) and row.outcome == FAILED:
             row = replace(row, outcome=EXPLAINED, says=f"{row.says.removesuffix('.')}: {cause}.")
-        elif isinstance(row.figures, AloneFigures) and row.figures.is_of_few_bits:
-            bits = f"about {row.figures.bits:.0f} bits of precision"
-            row = replace(row, says=f"{row.figures.part}: {bits}, {cause}.")
+        elif isinstance(figures, AloneFigures) and figures.is_of_few_bits:
+            bits = f"about {figures.bits:.0f} bits of precision"
+            row = replace(row, says=f"{figures.part}: {bits}, {cause}.")
         rows.append(row)
     return rows
-
-
-def _place(run: RunReader | MemoryRun, pair: StoredPair, evidence: Sequence[Evidence]) -> str:
-    """`position 16 of prompt 1, model.layers.0.self_attn`: the first place and the first module
-    that differs alone.
-    """
-    parts = []
-    if pair.first_place is not None:
-        parts.append(run.header.worded(words_of(pair.first_place, run.header.lengths)))
-    for row in evidence:
-        if isinstance(row.figures, AloneFigures) and row.figures.modules_beyond:
-            parts.append(row.figures.modules_beyond[0])
-            break
-    return ", ".join(parts)
 
 
 def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
@@ -206,11 +195,10 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
     used: set[str] = set()
     for row in evidence:
         # of the controls that the pair was judged with, those that did not decide
-        is_undecided = row.group == FLOAT32 and row.outcome == MISSING
-        if is_undecided and isinstance(row.figures, Unmeasured | ShrinkFigures):
-            used.update(row.figures.controls or ())
+        if row.group == FLOAT32 and row.outcome == MISSING:
+            used.update(getattr(row.figures, "controls", None) or ())
     has_ids = all(prompt.token_ids for prompt in header.prompts)
-    if header.k is not None:
+    if header.is_list:
         served = "the model that is served, which measures the noise floor on the same tokens"
         return {"--model MODEL": served} if has_ids else {}
     is_wide = header.compute_dtype == "float32"
@@ -219,6 +207,10 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
     pair = "--float32 PAIR_IN_FLOAT32.npz"
     # figures of an earlier pair in float32 are stored, not its logits
     first = "" if is_wide else f"{pair} "
+    floor = (
+        "a noise floor: the reference in float32 on three or more paths that are equal in exact"
+        " arithmetic (batch sizes, kernels)"
+    )
     controls = [
         (
             "float32",
@@ -226,15 +218,7 @@ def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) 
             "the same two sides in float32, with the same weights and tokens",
             not is_wide and is_long,
         ),
-        (
-            "floor",
-            f"{first}--floor WAYS_IN_FLOAT32.npz",
-            (
-                "a noise floor: the reference in float32 on three or more paths that are equal in"
-                " exact arithmetic (batch sizes, kernels)"
-            ),
-            is_long,
-        ),
+        ("floor", f"{first}--floor WAYS_IN_FLOAT32.npz", floor, is_long),
         (
             "model",
             f"{first}--model MODEL",
@@ -274,17 +258,8 @@ def next_command(run: RunReader | MemoryRun, pair: StoredPair) -> str:
     if run.has_rollouts:
         explain = f"{COMMAND} explain {run.run_id} --trainer CHECKPOINT"
         return explain if run.has_prompts_of_rollouts() else ""
-    for options in deciding_controls(run, run.evidence(pair.index)):
-        return f"{COMMAND} verdict {run.run_id} {options}"
-    return ""
-
-
-def position_ratios(
-    pair_rms: Floats,
-    floor_rms: Floats,
-) -> Floats:
-    """Noise ratio at every position of all prompts, as of `floor_test`. [positions]"""
-    return pair_rms / np.sqrt(scale_of(floor_rms**2))
+    options = next(iter(deciding_controls(run, run.evidence(pair.index))), "")
+    return options and f"{COMMAND} verdict {run.run_id} {options}"
 
 
 def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
@@ -294,7 +269,6 @@ def ulp_percentile(histogram: Mapping[int, int], share: float) -> int | None:
     histogram: ULP distance to number of elements.
     """
     distances = sorted(histogram)
-    counts = np.cumsum([histogram[distance] for distance in distances])
-    if not len(counts) or not counts[-1]:
-        return None
-    return distances[int(np.searchsorted(counts, share * counts[-1]))]
+    counts = np.cumsum([0, *map(histogram.__getitem__, distances)])
+    place = np.searchsorted(counts[1:], share * counts[-1])
+    return distances[place] if counts[-1] else None

@@ -14,14 +14,14 @@ from ...checks.state import SERVER_STATE, axes_of
 from ...command_name import COMMAND
 from ...errors import UsageError
 from ...evidence import FAILED, MISSING, NOTED, PASSED
+from ...numerics.arrays import Record
 from ...rl.figures import FIGURE_NAMES, FRAMEWORKS
 from ...text import clean, number, percent, plural
 from ...verdict import NOT_JUDGED, UNDECIDED, exit_code
 from .report_json import PairReport
 
-Row = dict[str, Any]
 # rank of a row, highest for the worst; all 0 if nothing is wrong
-Key = Callable[[Row], tuple[float, ...]]
+Key = Callable[[Record], tuple[float, ...]]
 _CONDITION = re.compile(
     r"(flips:margin|[a-z0-9_./-]+)"
     r"(?:\s*([<>:])\s*((?:\d{1,18}(?:\.\d{0,30})?|\.\d{1,30})(?:e[+-]?\d{1,4})?)\s*(ulps)?)?",
@@ -29,13 +29,7 @@ _CONDITION = re.compile(
 )
 
 
-def smaller_margin(row: Row) -> float:
-    """Return the smaller of both sides' margins; inf if one is undefined."""
-    margins = (row["reference_margin"], row["variant_margin"])
-    return math.inf if None in margins else min(margins)
-
-
-def is_kl_lost(row: Row) -> bool:
+def is_kl_lost(row: Record) -> bool:
     """Return whether KL is undefined or infinite at a position of whole rows that differ: no limit
     holds there.
     """
@@ -49,9 +43,13 @@ def _by(*columns: str) -> Key:
 by_difference = _by("nonfinite_mismatch", "max_abs", "neq")
 
 
-def by_flip(row: Row) -> tuple[float, ...]:
+def by_flip(row: Record) -> tuple[float, ...]:
     """Rank a row as a flip, highest if both sides are sure of their own token."""
-    return (1, smaller_margin(row), *by_difference(row)) if row["is_flip"] else (0,)
+    if not row["is_flip"]:
+        return (0,)
+    margins = row["reference_margin"], row["variant_margin"]
+    smaller = math.inf if None in margins else min(margins)
+    return 1, smaller, *by_difference(row)
 
 
 @dataclass(frozen=True)
@@ -63,10 +61,10 @@ class Measure:
     large. refused: why lists of some tokens cannot answer it.
     """
 
-    column: str
-    unit: str
-    words: str
-    key: Key
+    column: str = ""
+    unit: str = ""
+    words: str = ""
+    key: Key = by_difference
     sign: str = ""
     refused: str = ""
 
@@ -103,7 +101,7 @@ MEASURES = {
         _by("nonfinite_mismatch", "rms"),
         ">",
     ),
-    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", by_difference, ">"),
+    "max-abs": Measure("max_abs", "logits", "differs by up to {} {unit}", sign=">"),
     "share": Measure("neq_share", "of all elements", "differs in {} of elements", _by("neq"), ">"),
     "same-top1": Measure(
         "same_top1",
@@ -112,11 +110,11 @@ MEASURES = {
         by_flip,
         "<",
     ),
-    "verdict": Measure("", "", "is {}", by_difference),
+    "verdict": Measure(),
     # of a probe with --tests state
-    "state": Measure("", "", "is {}", by_difference),
+    "state": Measure(),
     # of trainer vs. rollout
-    **{name: Measure(name, "", "", by_difference, "<>") for name in FIGURE_NAMES},
+    **dict.fromkeys(FIGURE_NAMES, Measure(sign="<>")),
 }
 ALLOWED = (
     "bits, flips, flips:margin>X, ulps:N, kl>X, rms>X, max-abs>X, share>X, same-top1<X, verdict,"
@@ -139,7 +137,7 @@ class Outcome:
     figure: float | str | None
     unit: str
     says: str
-    worst: Row | None = None
+    worst: Record | None = None
 
 
 @dataclass(frozen=True)
@@ -161,15 +159,13 @@ class Condition:
     def parse(cls, text: str) -> Condition:
         """Read a condition as a user writes it; UsageError says what is allowed."""
         match = _CONDITION.fullmatch(text.strip())
-        kind, sign, digits, ulps = match.groups("") if match else ("", "", "", "")
+        kind, sign, digits, ulps = match.groups("") if match else ("",) * 4
         measure = MEASURES.get(kind)
-        is_signed = measure is not None and (sign in measure.sign if sign else not measure.sign)
-        if is_signed and (not ulps or kind == "flips:margin"):
-            is_whole = kind == "ulps" and digits.isdecimal()
-            limit = int(digits) if is_whole else float(digits or 0)
-            if limit <= (1 if kind in ("share", "same-top1") else 1e300) and (
-                is_whole or kind != "ulps"
-            ):
+        is_signed = measure and (sign in measure.sign if sign else not measure.sign)
+        is_number = kind != "ulps" or digits.isdecimal()
+        if is_signed and is_number and (not ulps or kind == "flips:margin"):
+            limit = int(digits) if kind == "ulps" else float(digits or 0)
+            if limit <= (1 if kind in ("share", "same-top1") else 1e300):
                 return cls(kind, sign, limit, bool(ulps))
         raise UsageError(
             f"condition '{clean(text, 60)}' is not known; expected {ALLOWED}. X is a number from 0,"
@@ -181,15 +177,15 @@ class Condition:
         measure = MEASURES[self.kind]
         unit = pair.unit if measure.unit == "logits" else measure.unit
         figure: Any
-        if (row := _figure_of(pair, self.kind)) is not None:
+        if row := _figure_of(pair, self.kind):
             outcome, figure, says = self._compare_mismatch(row)
             unit = row["unit"]
         elif self.kind == "verdict":
             answer = pair.answer
-            outcome = UNDECIDED if answer.name in (UNDECIDED, NOT_JUDGED) else PASSED
-            if exit_code([answer.name]):
-                outcome = FAILED
             figure = answer.name
+            outcome = UNDECIDED if figure in (UNDECIDED, NOT_JUDGED) else PASSED
+            if exit_code([figure]):
+                outcome = FAILED
             says = f"is {figure}: {answer.sentence.rstrip('. ')}"
             if answer.next_command:
                 says += f"; next `{answer.next_command}`"
@@ -213,18 +209,10 @@ class Condition:
             outcome, figure, says = self._compare(pair)
         # max takes the first of equal rows, so a tie is decided by position
         worst = max(pair.rows, key=measure.key, default=None)
-        if worst is not None and not any(measure.key(worst)):
+        if worst and not any(measure.key(worst)):
             worst = None
-        return Outcome(
-            pair.reference,
-            pair.variant,
-            str(self),
-            outcome,
-            figure,
-            unit,
-            f"{pair.sides} {says}.",
-            worst,
-        )
+        about = pair.reference, pair.variant, str(self)
+        return Outcome(*about, outcome, figure, unit, f"{pair.sides} {says}.", worst)
 
     def _compare(self, pair: PairReport) -> tuple[str, float | None, str]:
         """Compare the figure with the limit. What a list leaves open is undecided; whole rows fail
@@ -232,11 +220,9 @@ class Condition:
         """
         measure, figures, rows = MEASURES[self.kind], pair.figures, pair.rows
         figure = figures[measure.column]
-        mismatch = figures["nonfinite_mismatch"]
-        if figure is None:
-            outcome = UNDECIDED if pair.is_list else FAILED
-            value = "unknown"
-        else:
+        outcome = UNDECIDED if pair.is_list else FAILED
+        value = "unknown"
+        if figure is not None:
             outcome = self._outcome_of(figure)
             value = percent(figure) if measure.unit.startswith("of ") else number(figure)
         says = measure.words.format(value, of=plural(pair.positions, "position"), unit=pair.unit)
@@ -249,8 +235,8 @@ class Condition:
             is_token_unknown = self.kind in _BY_TOP[:2] and any(
                 row["is_flip"] is None for row in rows
             )
-            is_open = self.kind == "bits" or not figures["finite"] or is_token_unknown
-            outcome = UNDECIDED if is_open else PASSED
+            if self.kind == "bits" or not figures["finite"] or is_token_unknown:
+                outcome = UNDECIDED
         if self.kind == "kl" and not pair.is_list:
             if figure is None:
                 outcome = PASSED
@@ -263,13 +249,14 @@ class Condition:
                     f"; {of_positions(equal, rows)} with equal sides and undefined KL are left out"
                 )
         # over elements that are finite on both sides
+        mismatch = figures["nonfinite_mismatch"]
         if mismatch and self.kind in ("ulps", "rms", "max-abs"):
             outcome = FAILED
             values = plural(mismatch, "value is", "values are")
             says += f", and {values} NaN or infinite on one side only"
         return outcome, figure, says
 
-    def _compare_mismatch(self, figure: Row) -> tuple[str, float | None, str]:
+    def _compare_mismatch(self, figure: Record) -> tuple[str, float | None, str]:
         """Compare a figure of trainer against rollout, which is exact for these tokens; the
         interval is only said.
         """
@@ -300,12 +287,11 @@ class Condition:
             finite = [margin for margin in margins if margin is not None]
             largest = max([largest, *finite])
             is_known = len(finite) == 2
-            if (pair.is_list or is_known) and any(margin <= self.limit for margin in finite):
+            if (pair.is_list or is_known) and min(finite, default=math.inf) <= self.limit:
                 continue
-            if pair.is_list and (row["is_flip"] is None or not is_known):
-                unknown += 1
-            else:
-                sure += 1
+            is_open = pair.is_list and (row["is_flip"] is None or not is_known)
+            unknown += is_open
+            sure += not is_open
         unit = "ULPs" if self.is_in_ulps else pair.unit
         says = (
             f"has a different argmax at {of_positions(sure, pair.rows)} with both margins over"
@@ -324,8 +310,8 @@ class Condition:
 _BY_TOP = ("flips", "same-top1", "flips:margin")  # conditions on top tokens
 
 
-def _figure_of(pair: PairReport, name: str) -> Row | None:
-    figures = pair.mismatch["figures"] if pair.mismatch else ()
+def _figure_of(pair: PairReport, name: str) -> Record | None:
+    figures = (pair.mismatch or {}).get("figures", ())
     return next((figure for figure in figures if figure["name"] == name), None)
 
 
@@ -347,7 +333,7 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
             _figure_of(pair, condition.kind) is None for pair in pairs
         ):
             reason = "is for a rollout's and a trainer's log-probabilities of the sampled tokens"
-            if any(pair.mismatch is not None for pair in pairs):
+            if any(pair.mismatch for pair in pairs):
                 owner = "ulpscope"  # percentiles
                 for name, framework in reversed(FRAMEWORKS.items()):
                     if condition.kind in {each.name for each in framework.figures}:
@@ -378,5 +364,5 @@ def check_decidable(conditions: Sequence[Condition], pairs: Sequence[PairReport]
             )
 
 
-def of_positions(count: int, rows: Sequence[Row]) -> str:
+def of_positions(count: int, rows: Sequence[Record]) -> str:
     return f"{count:,} of {plural(len(rows), 'position')}"

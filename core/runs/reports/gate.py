@@ -15,7 +15,7 @@ from ..file.keep import note_of
 from ..file.records import UNITS, VALUE, Prompt
 from ..measured import MemoryRun
 from ..reader import RunReader
-from .conditions import Condition, Outcome, Row, by_difference, check_decidable, of_positions
+from .conditions import Condition, Outcome, Record, by_difference, check_decidable, of_positions
 from .report_json import PairReport, plain_number
 
 
@@ -32,7 +32,7 @@ class GateReport:
     vocabulary: dict[int, str] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     unit: str = "logits"
-    rows: Mapping[tuple[str, str], Sequence[Row]] = field(default_factory=dict, repr=False)
+    rows: Mapping[tuple[str, str], Sequence[Record]] = field(default_factory=dict, repr=False)
 
     @property
     def failed(self) -> list[Outcome]:
@@ -41,18 +41,17 @@ class GateReport:
     @property
     def outcome(self) -> str:
         """'failed' if anything failed, 'undecided' if nothing was decided, else 'passed'."""
-        if self.failed:
-            return FAILED
-        return PASSED if any(outcome.outcome == PASSED for outcome in self.outcomes) else UNDECIDED
+        outcomes = {outcome.outcome for outcome in self.outcomes}
+        return next((each for each in (FAILED, PASSED) if each in outcomes), UNDECIDED)
 
     @property
     def worst(self) -> Outcome | None:
         """The outcome with the worst position: of those that failed, or of all if none did."""
-        candidates = [each for each in self.failed or self.outcomes if each.worst is not None]
+        candidates = [each for each in self.failed or self.outcomes if each.worst]
         # conditions rank positions differently: between them the difference decides
         return max(candidates, key=lambda each: by_difference(each.worst or {}), default=None)
 
-    def place(self, row: Row) -> Row:
+    def place(self, row: Record) -> Record:
         """Add to a position the token read there and the texts of the tokens."""
         if not self.prompts:
             return row
@@ -67,7 +66,7 @@ class GateReport:
             place[f"{side}_text"] = self.vocabulary.get(row[f"{side}_token"])
         return place
 
-    def in_words(self, row: Row) -> str:
+    def in_words(self, row: Record) -> str:
         """`position 17 (after ' the'): 473 ' cat' became 1716 ' dog', margins 0.31 and 0.06 logits
         (5 and 1 ULPs), ...`
         """
@@ -85,20 +84,18 @@ class GateReport:
         elif place.get("token") is not None:
             context = f" (after token {place['token']})"
         tokens = []
-        margins = []
-        ulps = []
         for side in ("reference", "variant"):
             token, text = place[f"{side}_token"], place[f"{side}_text"]
             words = "no token"
             if token is not None:
                 words = f"{token}" if text is None else f"{token} {text!r}"
             tokens.append(words)
-            margins.append(number(place[f"{side}_margin"]))
-            ulps.append(place[f"{side}_margin_ulps"])
         change = " became ".join(tokens) if place["is_flip"] else f"both choose {tokens[0]}"
-        sizes = f"{' and '.join(margins)} {self.unit}"
+        margins = place["reference_margin"], place["variant_margin"]
+        ulps = place["reference_margin_ulps"], place["variant_margin_ulps"]
+        sizes = f"{' and '.join(map(number, margins))} {self.unit}"
         # lists of servers seldom show the dtype that ULPs are of
-        if ulps != [None, None]:
+        if ulps != (None, None):
             sizes += f" ({' and '.join(map(number, ulps))} ULPs)"
         name, unit = "max_ulps", "ULPs"
         # Elements near zero are thousands of ULPs apart by rounding alone: what passed is said in
@@ -114,9 +111,10 @@ class GateReport:
 
     def sentence(self, outcome: Outcome) -> str:
         """Return an outcome on one line, a failure with its worst position."""
-        is_placed = outcome.outcome == FAILED and outcome.worst is not None
-        worst = f" Worst: {self.in_words(outcome.worst or {})}." if is_placed else ""
-        return f"{outcome.condition}: {outcome.says}{worst}"
+        says = f"{outcome.condition}: {outcome.says}"
+        if outcome.outcome == FAILED and outcome.worst:
+            says += f" Worst: {self.in_words(outcome.worst)}."
+        return says
 
     def table(self) -> str:
         """Every outcome as plain text, a line each, then the notes."""
@@ -140,12 +138,11 @@ class GateReport:
     def as_json(self) -> dict[str, Any]:
         conditions = []
         for outcome in self.outcomes:
-            worst = None if outcome.worst is None else self.place(outcome.worst)
-            conditions.append(
-                {**asdict(outcome), "figure": plain_number(outcome.figure), "worst": worst},
-            )
+            worst = outcome.worst and self.place(outcome.worst)
+            figure = plain_number(outcome.figure)
+            conditions.append({**asdict(outcome), "figure": figure, "worst": worst})
         worst = None
-        if (of_all := self.worst) is not None:
+        if of_all := self.worst:
             sides = {"reference": of_all.reference, "variant": of_all.variant}
             worst = sides | self.place(of_all.worst or {})
         return {
@@ -154,22 +151,6 @@ class GateReport:
             "worst": worst,
             "notes": list(self.notes),
         }
-
-
-def gate_notes(pairs: Sequence[PairReport]) -> list[str]:
-    """Return notes on what a gate cannot look at: positions without a number on a side,
-    placeholders in lists.
-    """
-    notes = []
-    for pair in pairs:
-        empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
-        if empty and not pair.is_list and pair.has_tokens:
-            first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
-            notes.append(
-                f"at {of_positions(len(empty), pair.rows)} a side of {pair.sides} holds no number,"
-                f" {first}.",
-            )
-    return notes
 
 
 def gate_of(
@@ -188,23 +169,24 @@ def gate_of(
                         f"{run.path.name}: its figure {name} is not a finite number; the file is"
                         " damaged.",
                     )
-    outcomes = [condition.judge(pair) for condition in conditions for pair in pairs]
-    notes = gate_notes(pairs)
-    if run.header.k is not None:
-        notes.append(note_of(run.header))
+    outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
+    notes = [note_of(run.header)] if run.header.is_list else []
+    for pair in pairs:
+        # positions without a number on a side
+        empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]
+        if empty and not pair.is_list and pair.has_tokens:
+            first = f"position {empty[0]['position']} of prompt {empty[0]['prompt']} first"
+            notes.append(
+                f"at {of_positions(len(empty), pair.rows)} a side of {pair.sides} holds no number,"
+                f" {first}.",
+            )
     rows = {
         (pair.reference, pair.variant): pair.rows
         for pair in pairs
         if len(pair.rows) == pair.positions
     }
-    return GateReport(
-        tuple(outcomes),
-        run.header.prompts,
-        run.vocabulary,
-        tuple(notes),
-        run.header.unit,
-        rows,
-    )
+    about = run.header.prompts, run.vocabulary, tuple(notes), run.header.unit
+    return GateReport(outcomes, *about, rows)
 
 
 def figure_text(outcome: Outcome) -> str:

@@ -13,7 +13,7 @@ from ...errors import StoreError
 from ...evidence import FAILED, PASSED
 from ...text import clean, number, plural
 from . import markdown
-from .conditions import UNDECIDED, Outcome, Row
+from .conditions import UNDECIDED, Outcome, Record
 from .gate import GateReport, figure_text
 
 _BARS = "▁▂▃▄▅▆▇█"
@@ -71,7 +71,7 @@ def markdown_text(report: GateReport) -> str:
         f"{', '.join(counts)}.",
     ]
     worst = report.worst
-    if worst is not None and worst.worst is not None:
+    if worst and worst.worst:
         pair = f"{markdown.code(worst.variant)} vs {markdown.code(worst.reference)}"
         parts.append(
             f"**Worst position** ({pair}): {markdown.plain(report.in_words(worst.worst))}.",
@@ -82,7 +82,7 @@ def markdown_text(report: GateReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _strip(rows: Sequence[Row], unit: str) -> list[str]:
+def _strip(rows: Sequence[Record], unit: str) -> list[str]:
     """Draw the largest difference by position as bars of text: a comment cannot embed an image.
 
     Empty if none is.

@@ -21,7 +21,7 @@ from ..queries.verdicts import Answer, answer_of, ulp_percentile
 from ..reader import RunReader
 from ..requests import command_elsewhere
 from .markdown import block, code, facts, fold, plain, table
-from .report_json import over_logits, over_positions
+from .report_json import over_positions, over_some
 
 MOST_FLIPS = 5
 _MOST_PROMPTS = 3  # shown in full
@@ -106,7 +106,7 @@ def _reproduction(run: RunReader) -> list[str]:
     typed = command_elsewhere(run, "MODEL" if _is_folder(about) else about.model)
     if typed is None:
         what = "An uploaded run has" if about.kind == "upload" else "This run has"
-        if run.header.k is not None:
+        if run.header.is_list:
             return [
                 f"{what} no ulpscope command that reproduces it; attach the run file.",
                 block(f"ulpscope ingest {run.path.name}", "sh"),
@@ -151,7 +151,7 @@ def _pair(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
 def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
     """Return the figures of a pair that say most."""
     summary, header = pair.summary, run.header
-    if header.k is not None:
+    if header.is_list:
         positions = run.compared_positions(pair.index)
         differences = {
             "values that differ": out_of(summary.neq, summary.finite),
@@ -165,7 +165,8 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             "could flip": f"{summary.could_flip:,} ({plural(summary.ties, 'exact tie')})",
             "smallest margin": f"{number(summary.min_margin)} {header.unit}",
         }
-    elements = over_logits(summary, header.rows * header.vocab, header.elements)
+    total = header.rows * header.vocab
+    elements = over_some(summary.finite, total, header.elements)
     over = over_positions(summary, header.rows)
     logits = elements and f", {elements}"
     figures = {}
@@ -175,7 +176,7 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
             f" ({percent(summary.flips / header.rows)})"
         )
     figures |= {
-        f"{header.elements} that differ": out_of(summary.neq, header.rows * header.vocab),
+        f"{header.elements} that differ": out_of(summary.neq, total),
         "RMS difference": (
             f"{number(summary.rms_row_ulps)} row ULPs of {header.compute_dtype}{logits}"
         ),
@@ -185,8 +186,8 @@ def headline(run: RunReader, pair: StoredPair) -> dict[str, str]:
         ),
     }
     if header.has_tokens:
-        kl = f"mean {number(summary.mean_kl)}, max {number(summary.max_kl)}"
-        figures["KL, nats"] = f"{kl}, {over}" if over else kl
+        kl = [f"mean {number(summary.mean_kl)}", f"max {number(summary.max_kl)}", over]
+        figures["KL, nats"] = ", ".join(filter(None, kl))
     figures |= order_facts(run.evidence(pair.index))
     if summary.nonfinite_mismatch:
         element = header.elements.removesuffix("s")
@@ -214,7 +215,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     checks = [(row.outcome, plain(title), plain(row.says)) for title, row in answer.titled_checks]
     shown = [table(("outcome", "check", "result"), checks)] if checks else []
     shown.append(answer.not_run_line)
-    if run.header.k is not None:
+    if run.header.is_list:
         return [*shown, note_of(run.header)]
     summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
@@ -235,12 +236,11 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
 def _prompts(run: RunReader, pair: StoredPair) -> list[str]:
     """Texts of the prompts, those with flips first; their token ids if they have no texts."""
     positions = run.positions(pair.index)
-    with_flips = set(positions.loc[positions["is_flip"], "prompt"].tolist())
+    with_flips = set(positions.loc[positions["is_flip"], "prompt"])
     prompts = run.header.prompts
-    order = sorted(range(len(prompts)), key=lambda place: place not in with_flips)
+    order = sorted(enumerate(prompts), key=lambda numbered: numbered[0] not in with_flips)
     parts = []
-    for place in order[:_MOST_PROMPTS]:
-        prompt = prompts[place]
+    for place, prompt in order[:_MOST_PROMPTS]:
         # a character may be spread over several tokens
         text = "".join(join_bytes(prompt.token_texts)) or " ".join(map(str, prompt.token_ids))
         if text:
@@ -265,7 +265,7 @@ def _flips(run: RunReader, pair: StoredPair, flips: DataFrame) -> str:
         for token in (row.reference_token, row.variant_token):
             label = "none (all NaN)"
             if not pd.isna(token):
-                text = run.vocabulary.get(int(token))
+                text = run.vocabulary.get(token)
                 label = f"{token}" if text is None else f"{token} {code(repr(text))}"
             tokens.append(label)
         rows.append((place, *tokens, margin, number(row.max_abs)))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -38,11 +38,15 @@ def plain_number(value: Any) -> Any:
     return value.item() if isinstance(value, np.generic) else value
 
 
+def _plain(values: Mapping[str, Any]) -> Record:
+    return {name: plain_number(value) for name, value in values.items()}
+
+
 def over_positions(summary: Summary, rows: int) -> str:
     """`over 14 of 40 positions; infinite at 26`: what mean and largest KL are over, '' if that is
     all of them.
     """
-    over = _out_of(summary.kl_positions, rows, "positions")
+    over = over_some(summary.kl_positions, rows, "positions")
     if summary.kl_infinite:
         over += f"; infinite at {summary.kl_infinite:,}"
     if undefined := rows - summary.kl_positions - summary.kl_infinite:
@@ -50,19 +54,8 @@ def over_positions(summary: Summary, rows: int) -> str:
     return over
 
 
-def over_logits(summary: Summary, elements: int, what: str) -> str:
-    """`over 280 of 24,000 logits`: what differences and ULPs are over, those finite on both sides;
-    '' if all are.
-    """
-    return _out_of(summary.finite, elements, what)
-
-
-def over_margins(summary: Summary, rows: int) -> str:
-    """`over 38 of 40 positions`: what the smallest margin is over, '' if that is all of them."""
-    return _out_of(summary.margin_positions, rows, "positions")
-
-
-def _out_of(count: int, of: int, what: str) -> str:
+def over_some(count: int, of: int, what: str) -> str:
+    """`over 280 of 24,000 logits`: what a figure is over, '' if that is all of them."""
     return "" if count == of else f"over {count:,} of {of:,} {what}"
 
 
@@ -92,7 +85,7 @@ class PairReport:
     @property
     def figures(self) -> Record:
         """The summary, with null for what is undefined."""
-        return {name: plain_number(value) for name, value in asdict(self.summary).items()}
+        return _plain(vars(self.summary))
 
 
 def report_of_run(
@@ -105,13 +98,13 @@ def report_of_run(
     only: the pair of which rows and histogram are read; those of the others are left empty then.
     """
     pairs = []
-    is_list = run.header.k is not None
+    header = run.header
     for pair in run.pairs:
         is_read = only in (None, pair.index)
         records = run.records(pair.index) if is_read else []
-        rows = [{name: plain_number(value) for name, value in row.items()} for row in records]
+        rows = [_plain(row) for row in records]
         places = [(row["prompt"], row["position"]) for row in rows]
-        if is_read and not is_list and places != run.header.places():
+        if is_read and not header.is_list and places != header.places():
             raise StoreError(
                 f"{run.path.name}: its figures are of other positions than its prompts have; the"
                 " file is damaged.",
@@ -123,10 +116,10 @@ def report_of_run(
             run.histogram(pair.index) if is_read else {},
             rows,
             answer_of(run, pair),
-            run.header.unit,
-            is_list,
-            run.compared_positions(pair.index) if is_list else run.header.rows,
-            has_tokens=run.header.has_tokens,
+            header.unit,
+            header.is_list,
+            run.compared_positions(pair.index) if header.is_list else header.rows,
+            has_tokens=header.has_tokens,
         )
         pairs.append(report)
     return pairs, run.classes
@@ -146,17 +139,17 @@ def of_variant(pairs: Sequence[_Pair], variant: str | None) -> list[_Pair]:
 
 def _verdict_json(pair: PairReport) -> Record:
     answer = pair.answer
-    # of values that are no logits
-    orders = [row.figures.to_json() for row in answer.checks if row.group == ORDER]
-    return {
+    result = {
         "reference": pair.reference,
         "variant": pair.variant,
         "verdict": answer.name,
         "because": answer.sentence if answer.is_judged else None,
         "first_place": answer.first_place,
         "next_command": answer.next_command or None,
-        **({"order": orders[0]} if orders else {}),
     }
+    # of values that are no logits
+    orders = [row.figures.to_json() for row in answer.checks if row.group == ORDER]
+    return result | ({"order": orders[0]} if orders else {})
 
 
 def as_json(
@@ -185,14 +178,12 @@ def as_json(
         "vocab": header.vocab or None,
         **_verdict_json(selection),
         "summary": selection.figures,
-        "ulp_histogram": {
-            str(distance): elements for distance, elements in selection.histogram.items()
-        },
+        "ulp_histogram": {f"{ulps}": count for ulps, count in selection.histogram.items()},
         "flips": [with_place(row, _FLIP_FIELDS) for row in selection.rows if row["is_flip"]],
     }
     if not header.has_tokens:
         result["holds"] = VALUES
-    if selection.mismatch is not None:
+    if selection.mismatch:
         result["mismatch"] = selection.mismatch
     if with_positions:
         result["by_position"] = [with_place(row, _POSITION_FIELDS) for row in selection.rows]

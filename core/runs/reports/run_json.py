@@ -68,13 +68,8 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
         }
         for pair in run.pairs
     ]
-    tokens = [asdict(generation) for generation in run.generations.values()]
-    tokens = [
-        {"asked" if key == "max_tokens" else key: value for key, value in one.items()}
-        for one in tokens
-    ]
     sides = [asdict(side) for side in run.sides]
-    if header.k is not None:
+    if header.is_list:
         sides = [
             {"name": side.name, "holds": side.holds, "k": side.k, "sha256": side.sha256}
             for side in run.sides
@@ -86,7 +81,7 @@ def run_json(run: RunReader, *, with_positions: bool = False) -> Record:
         "verdicts": verdicts,
         "kv": [caches_json(run, pair) for pair in sorted(run.pairs_with_kv)],
         "choices": [choices_json(run, pair) for pair in sorted(run.pairs_with_choices)],
-        "generations": tokens,
+        "generations": list(map(asdict, run.generations.values())),
     }
 
 

@@ -44,21 +44,18 @@ def figures_of(
 
 def columns_of(table: Table, figures: Array, axis: int) -> Record:
     """Columns of DECLARED over one axis of FIGURES, those that a table has."""
-    total = {
-        name: figures[name].sum(axis)
-        for name in ("neq", "finite", "nonfinite_mismatch", "sum_ulps")
-    }
-    finite, squares = np.maximum(total["finite"], 1), figures["sum_squares"].sum(axis)
     columns = {
-        "neq": total["neq"],
-        "finite": total["finite"],
+        name: figures[name].sum(axis)
+        for name in ("neq", "finite", "nonfinite_mismatch", "sum_ulps", "sum_squares")
+    }
+    finite = np.maximum(columns["finite"], 1)
+    columns |= {
         "max_abs": figures["max_abs"].max(axis, initial=0.0),
-        "rms": np.sqrt(squares / finite),
+        "rms": np.sqrt(columns["sum_squares"] / finite),
         "max_ulps": figures["max_ulps"].max(axis, initial=0),
-        "mean_ulps": total["sum_ulps"] / finite,
+        "mean_ulps": columns["sum_ulps"] / finite,
         "max_row_ulps": null_if_nan(max_row_ulps(figures["max_row_ulps"], axis)),
         "rms_row_ulps": null_if_nan(rms_row_ulps(figures["row_squares"], figures["finite"], axis)),
-        "nonfinite_mismatch": total["nonfinite_mismatch"],
     }
     return {name: column for name, column in columns.items() if name in table.types}
 

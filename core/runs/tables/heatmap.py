@@ -6,7 +6,6 @@ from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ...numerics import pyramid
 from ...numerics.arrays import Bits, Span
@@ -56,14 +55,13 @@ def cell_rows(
     table: Table,
     pair: int,
     level: int,
-    rows: NDArray[np.int32],
+    start: int,
     cells: Bits,
 ) -> pa.Table:
-    """Cells [rows, columns] of a level of one of PYRAMIDS, each row's first row of logits in
-    `rows`.
-    """
+    """Cells [rows, columns] of a level of one of PYRAMIDS, from row `start` of the logits on."""
     # one tile a row of cells: a picture reads whole rows
     bits, _ = binary_rows(cells, cells.shape[1] * cells.itemsize)
+    rows = start + np.arange(len(cells)) * pyramid.cell_shape(level)[0]
     return table.arrow(pair=pair, level=level, first_row=rows, cells=bits)
 
 
@@ -79,19 +77,15 @@ def insert_levels(
     """
     levels = levels_of(header)
     if narrow:
-        span = pyramid.FACTOR**levels.start
-        rows_of_cells = np.arange(0, header.rows, span, dtype=np.int32)
-        cells = pyramid.maxima(np.concatenate(narrow), span, 1)
-        database.insert(table.name, cell_rows(table, pair, levels.start, rows_of_cells, cells))
+        cells = pyramid.maxima(np.concatenate(narrow), pyramid.FACTOR**levels.start, 1)
+        database.insert(table.name, cell_rows(table, pair, levels.start, 0, cells))
     for level in levels[1:]:
-        span = pyramid.cell_shape(level)[0]
-        at_once = max(4096, span)
+        at_once = max(4096, pyramid.cell_shape(level)[0])
         for start in range(0, header.rows, at_once):
             rows = start, min(start + at_once, header.rows)
             finer = read_cells(database, table, header, pair, level - 1, rows)
             coarser = pyramid.maxima(finer, pyramid.FACTOR, pyramid.FACTOR)
-            firsts = np.arange(start, start + len(coarser) * span, span, dtype=np.int32)
-            database.insert(table.name, cell_rows(table, pair, level, firsts, coarser))
+            database.insert(table.name, cell_rows(table, pair, level, start, coarser))
 
 
 def read_cells(

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass
 
+import numpy as np
+
 from ..file.database import Database
 from ..file.table import Table
 
@@ -50,27 +52,18 @@ LIBRARIES = ("torch", "oneDNN", "MKL", "CUDA")
 
 @dataclass(frozen=True)
 class KernelList:
-    """Kernels of one side in the order in which they first ran. forwards: those profiled, `of` so
-    many.
+    """Kernels of one side in the order in which they first ran. forwards: those profiled, of
+    `forwards_of`.
     """
 
     side: int
     rows: tuple[KernelRow, ...]
     forwards: int
-    of: int
+    forwards_of: int
 
 
 def insert_kernels(database: Database, kernels: KernelList) -> None:
     """Insert the kernels of one side, in the order of its rows."""
-    KERNEL_SIDE.insert_row(
-        database,
-        side=kernels.side,
-        forwards=kernels.forwards,
-        forwards_of=kernels.of,
-    )
-    KERNEL.insert_records(
-        database,
-        kernels.rows,
-        side=kernels.side,
-        ordinal=list(range(len(kernels.rows))),
-    )
+    KERNEL_SIDE.insert_records(database, [kernels])
+    ordinals = np.arange(len(kernels.rows))
+    KERNEL.insert_records(database, kernels.rows, side=kernels.side, ordinal=ordinals)

@@ -13,10 +13,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 
 from ...numerics.arrays import Array, Bits, Flags, Floats
 from ...numerics.formats import FLOAT32, FloatFormat, format_named, widen
+from ..file.database import Database
 from ..file.table import Table, null_if_nan
 from ..spool import Spool
 from .differences import DECLARED, FIGURES, columns_of, figures_of, first_position
@@ -70,7 +70,6 @@ _INSERT_ROWS = 1 << 16
 PLAIN_PREFILL, FLOOR = -2, -1
 
 Key = tuple[int, int]  # prompt, ordinal
-Insert = Callable[[str, pa.Table], None]
 Put = Callable[..., None]
 
 
@@ -81,7 +80,7 @@ class LayerModule:
     """
 
     ordinal: int
-    name: str
+    module: str
     kind: str
     block: int | None = None
 
@@ -146,12 +145,12 @@ class _SpooledSide:
 
     def keep(self, part: LayerPart) -> None:
         width, count = part.bits.shape[1], self._counts[part.prompt]
-        if part.key not in self.modules:
+        module = self.modules.get(part.key)
+        if module is None:
             is_seen = np.zeros(count, np.bool_)
-            outputs = _Outputs(part.module, width, part.format, is_seen, offset=self._end)
-            self.modules[part.key] = outputs
+            module = _Outputs(part.module, width, part.format, is_seen, offset=self._end)
+            self.modules[part.key] = module
             self._end += count * width * part.format.itemsize
-        module = self.modules[part.key]
         if (module.width, module.format) != (width, part.format):
             # an output that changes its shape from forward to forward cannot be compared
             module.width = 0
@@ -162,7 +161,7 @@ class _SpooledSide:
     def at(self, part: LayerPart) -> tuple[Bits, FloatFormat] | None:
         """Bits of the same module at the same positions; None if there are none of that width."""
         module = self.modules.get(part.key)
-        if module is None or module.width != part.bits.shape[1]:
+        if not module or module.width != part.bits.shape[1]:
             return None
         if not module.is_seen[part.span].all():
             return None
@@ -183,17 +182,17 @@ class LayerRows:
         directory: Path,
         positions: Sequence[Sequence[int]],
         put: Put,
-        insert: Insert,
+        database: Database,
         *,
         is_async: bool = True,
     ) -> None:
         """positions: of each prompt, ascending. put: hands work to the storing thread, which
-        `insert` belongs to.
+        `database` belongs to.
 
         is_async: compare in that thread too, else in the caller's: next to forwards that keep every
         core busy it costs them more than it takes (a fifth of the whole, on two cores).
         """
-        self._storing, self._insert, self._is_async = put, insert, is_async
+        self._storing, self._database, self._is_async = put, database, is_async
         self._chosen = [np.array(each, np.int32) for each in positions]
         counts = [len(each) for each in positions]
         self._sides = {
@@ -238,14 +237,14 @@ class LayerRows:
         """Compare a part; a module with a part that cannot be compared is left out."""
         module, against = self._compared.get(part.key), side.at(part)
         if against is None:
-            if module is not None:
+            if module:
                 module.width = 0
             return
         (reference, other), bits, fmt = against, part.bits, part.format
         # every value of both is a float32's, so there they are compared
         if other is not fmt:
             reference, bits, fmt = widen(reference, other), widen(bits, fmt), FLOAT32
-        if module is not None and module.format is not fmt:
+        if module and module.format is not fmt:
             module.width = 0
             return
         if module is None:
@@ -257,19 +256,20 @@ class LayerRows:
         module.figures[part.span] = figures_of(reference, bits, fmt)
         module.is_seen[part.span] = True
 
-    def _take(self, side: _SpooledSide) -> list[tuple[Key, _Outputs]]:
+    def _take(self, side: _SpooledSide) -> dict[Key, _Outputs]:
         """Return the modules with outputs of both sides at every chosen position, in their order;
         forget them all.
         """
-        modules = []
-        for key, module in sorted(self._compared.items()):
-            if module.is_whole and side.modules[key].is_whole:
-                modules.append((key, module))
+        modules = {
+            key: self._compared[key]
+            for key in sorted(self._compared)
+            if self._compared[key].is_whole and side.modules[key].is_whole
+        }
         self._compared.clear()
         return modules
 
     def _end_floor(self) -> None:
-        for key, module in self._take(self._of_floor):
+        for key, module in self._take(self._of_floor).items():
             sums = np.stack([module.figures[name] for name in ("sum_squares", "finite")])
             self._floor[key] = self._floor.get(key, 0.0) + sums
 
@@ -280,19 +280,17 @@ class LayerRows:
         elif modules:
             self._storing(self._store, pair, prompt, modules)
 
-    def _store(self, pair: int, prompt: int, modules: list[tuple[Key, _Outputs]]) -> None:
-        positions, outputs = self._chosen[prompt], [each for _, each in modules]
+    def _store(self, pair: int, prompt: int, modules: dict[Key, _Outputs]) -> None:
+        positions, outputs = self._chosen[prompt], modules.values()
         about = [each.module for each in outputs]
         figures = np.stack([each.figures for each in outputs])  # [modules, positions]
         none = np.full((2, len(positions)), np.nan)
-        squares, finite = np.stack([self._floor.get(key, none) for key, _ in modules], axis=1)
-        rows = LAYER.arrow(
+        squares, finite = np.stack([self._floor.get(key, none) for key in modules], axis=1)
+        LAYER.insert_records(
+            self._database,
+            about,
             pair=pair,
             prompt=prompt,
-            ordinal=[each.ordinal for each in about],
-            module=[each.name for each in about],
-            kind=[each.kind for each in about],
-            block=[each.block for each in about],
             dtype=[each.format.name for each in outputs],
             positions=len(positions),
             elements=[len(positions) * each.width for each in outputs],
@@ -300,18 +298,17 @@ class LayerRows:
             first_position=first_position(figures, positions),
             floor_rms=null_if_nan(np.sqrt(squares.sum(1) / np.maximum(finite.sum(1), 1))),
         )
-        self._insert(LAYER.name, rows)
         floor_rms = np.sqrt(squares / np.maximum(finite, 1))
         at_once = max(1, _INSERT_ROWS // len(positions))
         for start in range(0, len(modules), at_once):
             of = slice(start, start + at_once)
-            part = figures[of].reshape(-1, 1)
-            rows = LAYER_POSITION.arrow(
+            ordinals = [each.ordinal for each in about[of]]
+            LAYER_POSITION.insert(
+                self._database,
                 pair=pair,
                 prompt=prompt,
-                ordinal=np.repeat([each.ordinal for each in about[of]], len(positions)),
-                position=np.tile(positions, len(about[of])),
-                **columns_of(LAYER_POSITION, part, axis=1),
+                ordinal=np.repeat(ordinals, len(positions)),
+                position=np.tile(positions, len(ordinals)),
+                **columns_of(LAYER_POSITION, figures[of].reshape(-1, 1), axis=1),
                 floor_rms=null_if_nan(floor_rms[of].ravel()),
             )
-            self._insert(LAYER_POSITION.name, rows)

@@ -42,14 +42,15 @@ def insert_logits(
     """Insert some rows of one side; `places` [rows, 2] holds prompt and position of each."""
     at_once = max(1, _INSERT_BYTES // (rows.shape[1] * rows.itemsize))
     for start in range(0, len(rows), at_once):
-        part, of_part = rows[start : start + at_once], places[start : start + at_once]
-        bits, tiles = binary_rows(part, TILE_BYTES)
+        part = slice(start, start + at_once)
+        bits, tiles = binary_rows(rows[part], TILE_BYTES)
+        prompts, positions = np.repeat(places[part], tiles, axis=0).T
         LOGITS.insert(
             database,
             side=side,
-            prompt=np.repeat(of_part[:, 0], tiles),
-            position=np.repeat(of_part[:, 1], tiles),
-            tile=np.tile(np.arange(tiles, dtype=np.uint16), len(part)),
+            prompt=prompts,
+            position=positions,
+            tile=np.arange(len(prompts)) % tiles,
             bits=bits,
         )
 
@@ -59,7 +60,7 @@ def check_whole(database: Database, header: RunHeader) -> None:
     rows = len(header.sides) * header.rows if header.keep == ALL else 0
     tiles = rows * -(-header.vocab * header.format.itemsize // TILE_BYTES)
     count = database.rows("SELECT count(*) FROM logits")[0][0]
-    most = MAX_ROWS if header.k is None else MAX_LISTED_ROWS
+    most = MAX_ROWS if not header.is_list else MAX_LISTED_ROWS
     if header.rows > most or header.vocab > MAX_VOCAB or count != tiles:
         raise StoreError(
             f"{database.file}: has {count:,} tiles of logits for {rows:,} rows of"
@@ -129,19 +130,19 @@ def binary_rows(rows: Bits, tile_bytes: int) -> tuple[pa.Array, int]:
     rows = np.ascontiguousarray(rows)
     row_bytes = rows.shape[1] * rows.itemsize
     tiles = -(-row_bytes // tile_bytes)
-    starts = np.arange(rows.shape[0])[:, None] * row_bytes + np.arange(tiles)[None, :] * tile_bytes
-    offsets = np.append(starts.ravel(), rows.nbytes).astype(np.int32)
+    starts = np.add.outer(np.arange(len(rows)) * row_bytes, np.arange(tiles) * tile_bytes)
+    offsets = np.append(starts, rows.nbytes).astype(np.int32)
     buffers = [None, pa.py_buffer(offsets), pa.py_buffer(rows)]
     return pa.Array.from_buffers(pa.binary(), starts.size, buffers), tiles
 
 
 def join_tiles(column: pa.ChunkedArray, dtype: np.dtype) -> NDArray:
     """Return all values of a binary column, one after another, as one array. [elements]"""
-    parts = []
+    parts = [np.empty(0, np.uint8)]
     for chunk in column.chunks:
         if len(chunk):
             _, starts, values = chunk.buffers()
             offsets = np.frombuffer(starts, np.int32)
-            first, last = offsets[chunk.offset], offsets[chunk.offset + len(chunk)]
+            first, last = offsets[[chunk.offset, chunk.offset + len(chunk)]]
             parts.append(np.frombuffer(values, np.uint8)[first:last])
-    return np.concatenate(parts).view(dtype) if parts else np.empty(0, dtype)
+    return np.concatenate(parts).view(dtype)

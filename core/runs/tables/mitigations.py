@@ -2,9 +2,10 @@
 and the throughput.
 """
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from ...text import number, percent
 from ..file.database import Database
@@ -43,10 +44,8 @@ class MitigationRow:
     @property
     def share(self) -> float | None:
         """Throughput as a share of that of the pair as it is, on the side that loses more."""
-        shares = [
-            share for share in (self.reference_share, self.variant_share) if share is not None
-        ]
-        return min(shares, default=None)
+        shares = self.reference_share, self.variant_share
+        return min((share for share in shares if share is not None), default=None)
 
 
 MITIGATION = Table(
@@ -81,7 +80,7 @@ MITIGATION = Table(
 
 def insert_mitigations(database: Database, pair: int, rows: Sequence[MitigationRow]) -> None:
     """Insert the mitigations of one pair, in their order."""
-    MITIGATION.insert_records(database, rows, pair=pair, ordinal=list(range(len(rows))))
+    MITIGATION.insert_records(database, rows, pair=pair, ordinal=np.arange(len(rows)))
 
 
 def read_mitigations(database: Database) -> dict[int, list[MitigationRow]]:
@@ -99,18 +98,15 @@ def advice(rows: Sequence[MitigationRow]) -> str:
     if plain.neq == 0:
         return "The sides are equal in every logit; there is nothing to change."
     equal = [row for row in others if row.neq == 0]
-    smaller = [
-        row
-        for row in others
-        if row.neq and row.rms and (plain.rms is None or row.rms < plain.rms / 2)
-    ]
+    sizes = {row: row.rms for row in others if row.neq and row.rms}
     parts = []
     if equal:
         parts.append(_effect(max(equal, key=lambda row: row.share or 0.0), "all logits equal"))
-    if smaller:
-        best = min(smaller, key=lambda row: row.rms or math.inf)
-        times = number((plain.rms or 0.0) / (best.rms or 1.0))
-        size = f"RMS difference {times}x smaller" if plain.rms else "no NaN on one side"
+    best = min(sizes, key=sizes.__getitem__, default=None)
+    if best and (plain.rms is None or sizes[best] < plain.rms / 2):
+        size = "no NaN on one side"
+        if plain.rms:
+            size = f"RMS difference {number(plain.rms / sizes[best])}x smaller"
         parts.append(_effect(best, f"{size}, flips {plain.flips or 0:,} -> {best.flips or 0:,}"))
     return " ".join(parts) or f"None of {len(others)} changes halves the difference."
 

@@ -9,6 +9,8 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from ..file.database import Database
 from ..file.table import Table
 
@@ -68,15 +70,14 @@ def title(row: OpRow) -> str:
 
 def whole_row(**columns: Any) -> OpRow:
     """Return a row; columns that were not probed are empty."""
-    names = [name for name in OP.names if name != "probe"]
-    return dict.fromkeys(names) | _EMPTY | {name: [] for name in _JSON} | columns
+    return dict.fromkeys(OP.names[1:]) | _EMPTY | {name: [] for name in _JSON} | columns
 
 
 def insert_ops(database: Database, rows: Sequence[OpRow]) -> None:
     """Insert the rows in their order."""
-    columns = {name: [row[name] for row in rows] for name in OP.names if name != "probe"}
-    columns |= {name: [json.dumps(lists) for lists in columns[name]] for name in _JSON}
-    OP.insert(database, probe=list(range(len(rows))), **columns)
+    columns = {name: [row[name] for row in rows] for name in OP.names[1:]}
+    columns |= {name: list(map(json.dumps, columns[name])) for name in _JSON}
+    OP.insert(database, probe=np.arange(len(rows)), **columns)
 
 
 def read_ops(database: Database) -> list[OpRow]:

@@ -5,7 +5,6 @@ Places are (prompt, position), [rows, 2].
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 
 from ...errors import StoreError
 from ...numerics.arrays import DataFrame, Places, Record
@@ -94,15 +93,15 @@ def side_position_rows(side: int, places: Places, figures: SideRows) -> pa.Table
 
 def top_token_rows(side: int, places: Places, figures: SideRows) -> pa.Table:
     """Rows of a side's top tokens: those that are numbers."""
-    k = figures.top_ids.shape[1]
-    is_known = (figures.top_ids >= 0).ravel()
+    rows, ranks = known = np.nonzero(figures.top_ids >= 0)
+    prompts, positions = places[rows].T
     return TOP_TOKEN.arrow(
         side=side,
-        prompt=np.repeat(places[:, 0], k)[is_known],
-        position=np.repeat(places[:, 1], k)[is_known],
-        rank=np.tile(np.arange(k, dtype=np.int32), len(places))[is_known],
-        token_id=figures.top_ids.ravel()[is_known],
-        logit=figures.top_logits.ravel()[is_known].astype(np.float64),
+        prompt=prompts,
+        position=positions,
+        rank=ranks,
+        token_id=figures.top_ids[known],
+        logit=figures.top_logits[known].astype(np.float64),
     )
 
 
@@ -133,9 +132,9 @@ def read_positions(
     rows = read(database, "true" if prompt is None else "prompt = ?", of)
     with database.decoding("table of positions"):
         table = rows.to_pandas(types_mapper=nullable)
-        if prompt is None:
-            _check_rows(len(table), header, pair)
-        is_open = header.k is not None or not header.has_tokens
+        if prompt is None and not header.is_list and len(table) != header.rows:
+            raise ValueError(f"{len(table)} rows for {header.rows} positions of pair {pair}")
+        is_open = header.is_list or not header.has_tokens
         for metric in METRICS:
             if is_open and metric.name in OPEN_IN_LISTS:
                 # of lists and values: False, or no number, which numpy's integers do not have
@@ -143,21 +142,3 @@ def read_positions(
                 dtype = "Int64" if "int" in metric.dtype else metric.dtype
                 table[metric.name] = values.eq(True) if dtype == "bool" else values.astype(dtype)
     return table
-
-
-def read_columns(database: Database, header: RunHeader, pair: int) -> dict[str, NDArray]:
-    """Figures of a pair of whole rows by position, NaN if undefined. [positions] each"""
-    rows = read(database, "true", [pair])
-    columns = {}
-    with database.decoding("table of positions"):
-        _check_rows(len(rows), header, pair)
-        for name in rows.column_names:
-            values = rows[name].to_numpy()
-            # flags of values that are no logits are all null
-            columns[name] = values.astype(np.float64) if values.dtype == object else values
-    return columns
-
-
-def _check_rows(rows: int, header: RunHeader, pair: int) -> None:
-    if rows != header.rows and header.k is None:
-        raise ValueError(f"{rows} rows for {header.rows} positions of pair {pair}")

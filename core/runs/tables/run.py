@@ -10,6 +10,8 @@ from functools import cache
 from itertools import zip_longest
 from typing import Any
 
+import numpy as np
+
 from ...errors import StoreError
 from ..file.database import FILE_VERSION, Database
 from ..file.records import FIGURES, Generation, Prompt, RunHeader
@@ -136,7 +138,7 @@ def insert_prompts(database: Database, header: RunHeader) -> None:
         # a dump may bring ids alone, or texts alone
         both = enumerate(zip_longest(prompt.token_ids, prompt.token_texts))
         tokens += [(index, position, *token) for position, token in both]
-    PROMPT.insert_records(database, header.prompts, prompt=list(range(len(header.prompts))))
+    PROMPT.insert_records(database, header.prompts, prompt=np.arange(len(header.prompts)))
     if tokens:
         columns = map(list, zip(*tokens, strict=True))
         TOKEN.insert(database, **dict(zip(TOKEN.names, columns, strict=True)))
@@ -172,15 +174,9 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
                FROM token GROUP BY prompt
            ) USING (prompt) ORDER BY prompt""",
     )
-    # one object for each length, for there may be a million prompts
-    without_tokens = cache(Prompt)
-    prompts = []
-    for positions, ids, texts in rows:
-        prompt = without_tokens(positions)
-        if ids or texts:
-            prompt = Prompt(positions, tuple(ids or ()), tuple(texts or ()))
-        prompts.append(prompt)
-    return tuple(prompts)
+    # one object for each that is without tokens, for there may be a million prompts
+    prompt = cache(Prompt)
+    return tuple(prompt(size, tuple(ids or ()), tuple(texts or ())) for size, ids, texts in rows)
 
 
 SIDE = Table(
@@ -238,16 +234,17 @@ def insert_sides(
     """Insert the sides. digests: of the stored bits, the same for sides of one class; values: of
     each side's values, and of which dtype; k, keys: of lists.
     """
-    classes = {digest: number for number, digest in enumerate(dict.fromkeys(digests))}
+    classes = list(dict.fromkeys(digests))
+    values_sha256, values_dtype = map(list, zip(*values, strict=True))
     SIDE.insert_records(
         database,
         header.sides,
-        side=list(range(len(header.sides))),
+        side=np.arange(len(header.sides)),
         compute_dtype=header.compute_dtype,
         sha256=list(digests),
-        values_sha256=[sha256 for sha256, _ in values],
-        values_dtype=[dtype for _, dtype in values],
-        bit_class=[classes[digest] for digest in digests],
+        values_sha256=values_sha256,
+        values_dtype=values_dtype,
+        bit_class=list(map(classes.index, digests)),
         holds=header.holds,
         k=k,
         keys=keys,
@@ -302,17 +299,11 @@ FROM generation LEFT JOIN made USING (prompt, side) GROUP BY prompt ORDER BY pro
 
 def insert_generation(database: Database, generation: Generation) -> None:
     """Insert the generation of one prompt."""
-    counts = {"given_positions": generation.given_positions, "asked": generation.max_tokens}
     for side, (tokens, text) in enumerate(zip(generation.tokens, generation.texts, strict=True)):
-        GENERATION.insert_row(database, side=side, prompt=generation.prompt, text=text, **counts)
-        steps = list(range(len(tokens)))
-        GENERATED_TOKEN.insert(
-            database,
-            side=side,
-            prompt=generation.prompt,
-            step=steps,
-            token_id=list(tokens),
-        )
+        place = {"side": side, "prompt": generation.prompt}
+        GENERATION.insert_records(database, [generation], side=side, text=text)
+        steps = np.arange(len(tokens))
+        GENERATED_TOKEN.insert(database, **place, step=steps, token_id=list(tokens))
 
 
 def read_generations(database: Database) -> dict[int, Generation]:

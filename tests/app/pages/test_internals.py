@@ -46,7 +46,7 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
-    assert app.dataframe[0].value["module"].tolist() == [module.name for module in MODULES]
+    assert app.dataframe[0].value["module"].tolist() == [each.module for each in MODULES]
     app.toggle(key="layers_table_all_columns").set_value(True).run()
     assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 

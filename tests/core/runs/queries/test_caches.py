@@ -137,11 +137,8 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
         parts += both(KvPart(0, layer, "value", 0, bits), bits.copy())
     with read(tmp_path, parts) as run:
         first = summaries(run, 0)[None]["together"]
-    assert first["first_layer"] == 1
-    assert first["first_prompt"] == 0
-    assert first["first_head"] == 1
-    assert first["first_position"] == 3
-    assert first["first_element"] == 2
+    names = "layer", "prompt", "head", "position", "element"
+    assert [first[f"first_{name}"] for name in names] == [1, 0, 1, 3, 2]
 
 
 def test_latents_count_as_keys_and_any_other_kind_as_a_state(tmp_path):
@@ -206,6 +203,10 @@ def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
         [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())],
     ) as run:
         grid = cells(run, 0, 1, "key", "max_ulps")
+        heads = run.rows("kv", pair=0)
+    # 3 of 5 positions are compared, each with its own
+    assert heads["elements"].tolist() == [48, 48, 80, 80]
+    assert not heads["neq"].any()
     assert grid.groupby("row")["first_position"].agg(list).tolist() == [
         [2, 3, 4],
         [0, 1, 2, 3, 4],

@@ -64,12 +64,7 @@ def test_figures_stand_beside_each_other(tmp_path):
     )
     assert table["max_abs"].tolist() == [0.25, 0.5]
     assert table["neq_share"].tolist() == [1 / VOCAB, 1 / VOCAB]
-    assert table["rms"].tolist() == pytest.approx(
-        [
-            0.25 / np.sqrt(VOCAB),
-            0.5 / np.sqrt(VOCAB),
-        ]
-    )
+    assert table["rms"].to_numpy() == pytest.approx(np.array([0.25, 0.5]) / np.sqrt(VOCAB))
     assert "noise_ratio" not in table  # of neither run
     assert table["median_ulps"].tolist() == [0, 0]
     assert table["p99_ulps"].tolist() == table["p99_ulps"].astype(int).tolist() > [0, 0]
@@ -111,9 +106,7 @@ def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
         compared(tmp_path / "c", {}, ids=(5, 6, 7, 9)),
         compared(tmp_path / "d", {}, ids=()),
     )
-    assert same_tokens([a, b]) is True
-    assert same_tokens([a, other]) is False
-    assert same_tokens([a, unknown]) is None
+    assert [same_tokens([a, each]) for each in (b, other, unknown)] == [True, False, None]
 
 
 def test_the_distribution_is_the_share_that_is_at_least_so_far_apart(tmp_path):

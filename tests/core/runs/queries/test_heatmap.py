@@ -169,16 +169,14 @@ def one_differs(tmp_path_factory):
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
     span = (0, VOCAB) if order == "rank" else (TOKEN - 900, TOKEN + 900)
     found = heatmap.largest_in(View(one_differs, 0, order, measure), (130, 141), span)
-    assert found.row == ROW
-    assert found.token == TOKEN
-    assert found.ulps == 1
+    assert (found.row, found.token, found.ulps) == (ROW, TOKEN, 1)
     sides = [
         values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format)
         for side in (0, 1)
     ]
-    assert found.reference == sides[0][TOKEN]
-    assert found.variant == sides[1][TOKEN]
-    assert found.difference == float(sides[1][TOKEN]) - float(sides[0][TOKEN])
+    reference, variant = (float(side[TOKEN]) for side in sides)
+    assert found[2:4] == (reference, variant)
+    assert found.difference == variant - reference
     for side, rank in zip(sides, (found.reference_rank, found.variant_rank), strict=True):
         assert int(np.argsort(-side, kind="stable")[rank - 1]) == TOKEN
 
@@ -186,8 +184,7 @@ def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measu
 def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):
     run, sides = opened
     found = heatmap.largest_in(View(run, 0, "id", "ulps"), (0, 150), (7000, 7040))
-    assert found.ulps is None
-    assert found.difference is None
+    assert found.ulps is found.difference is None
     assert not (np.isfinite(found.reference) and np.isfinite(found.variant))
     assert sides[0][found.row, found.token] != sides[1][found.row, found.token]
 

@@ -3,15 +3,18 @@
 import dataclasses
 import json
 import re
+from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from core.checks.pair import WIDE
 from core.evidence import CHECK_GROUPS
 from core.numerics.statistic import floor_test
 from core.runs.file.records import Provenance, SideHeader
-from core.runs.queries.verdicts import answer_of, position_ratios, shown_verdict
+from core.runs.queries.by_position import floor_ratios
+from core.runs.queries.verdicts import answer_of, shown_verdict
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.markdown import plain, report_address
@@ -169,9 +172,8 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
     text = report(store, judged_run(store, verdict))
     assert f"`decode` vs `prefill`: {verdict}\n" in text
     for row in CASES[verdict][2]:
-        outcome = (
-            "explained" if (verdict, row.outcome) == ("lower precision", "failed") else row.outcome
-        )
+        is_explained = (verdict, row.outcome) == ("lower precision", "failed")
+        outcome = "explained" if is_explained else row.outcome
         assert f"| {outcome} | {CHECK_GROUPS[row.group]} |" in text
     assert len(unfolded(text).splitlines()) <= MOST_SHOWN
     assert text.count("<details>") == text.count("</details>") == 2
@@ -188,10 +190,8 @@ def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(stor
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with opened(store, judged_run(store, "bug suspected")) as run:
         answer = answer_of(run, pair := run.pairs[0])
-        equal = dataclasses.replace(
-            pair,
-            summary=dataclasses.replace(pair.summary, bit_identical=True),
-        )
+        summary = dataclasses.replace(pair.summary, bit_identical=True)
+        equal = dataclasses.replace(pair, summary=summary)
         # of a recomputation in float32
         assert "RMS / noise floor" not in answer_of(run, equal).facts
     assert answer.facts == {
@@ -240,7 +240,10 @@ def test_ratios_by_position_are_those_the_verdict_was_taken_from():
     floor[:, 7] = 0
     pair = np.exp(random.normal(0, 1, 500)) * 1e-6
     test = floor_test(pair**2, floor**2, WIDE)
-    ours = position_ratios(pair, np.sqrt((floor**2).mean(axis=0)))
+    stored = pd.DataFrame({"pair_rms": pair, "floor_rms": np.sqrt((floor**2).mean(axis=0))})
+    run = SimpleNamespace(rows=lambda table, **keys: stored)
+    figures = SimpleNamespace(compute_dtype="float32", nonfinite_mismatch=0)
+    ours = floor_ratios(run, 0, figures)["ratio"].to_numpy()
     assert ours == pytest.approx(test.by_position, rel=1e-9)
 
 
