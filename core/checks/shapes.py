@@ -26,9 +26,13 @@ SHAPES = Check("shapes and tokens", VALIDITY, ShapesFigures)
 
 def value_shapes_row(rows: int, values: int) -> Evidence:
     """Return the row on sides of one shape whose rows are no logits."""
-    figures = ShapesFigures(positions=rows, vocab=values, highest_token_id=None)
-    says = f"Both sides have {plural(rows, 'row')} x {plural(values, 'value')}."
-    return Evidence(SHAPES, "shapes", figures, PASSED, says)
+    return Evidence(
+        SHAPES,
+        "shapes",
+        ShapesFigures(positions=rows, vocab=values, highest_token_id=None),
+        PASSED,
+        f"Both sides have {plural(rows, 'row')} x {plural(values, 'value')}.",
+    )
 
 
 def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
@@ -43,6 +47,10 @@ def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
             f"Token ids reach {highest:,}, beyond the {vocab:,} logits of a row: they belong to"
             " another vocabulary."
         )
-    figures = ShapesFigures(positions=positions, vocab=vocab, highest_token_id=highest)
-    control = "shapes, and token ids vs the vocabulary"
-    return Evidence(SHAPES, control, figures, outcome, says)
+    return Evidence(
+        SHAPES,
+        "shapes, and token ids vs the vocabulary",
+        ShapesFigures(positions=positions, vocab=vocab, highest_token_id=highest),
+        outcome,
+        says,
+    )

@@ -134,14 +134,13 @@ def close(
     Args: as of `compare_errors`.
     """
     __tracebackhide__ = True
-    found = compare_errors(
+    compare_errors(
         actual,
         expected,
         exact,
         dtype=dtype,
         may_be_rounded=may_be_rounded,
-    )
-    found.check()
+    ).check()
 
 
 def compare_errors(
@@ -175,8 +174,8 @@ def compare_errors(
     is_given = bool(trusted)
     if not is_given:
         trusted = [_rounded(exact_values, fmt)]
-    is_nan = np.isnan(values) & np.isnan(trusted[0])
-    differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
+    is_equal = (values == trusted[0]) | (np.isnan(values) & np.isnan(trusted[0]))
+    differing = int(np.count_nonzero(~is_equal))
     conclude = partial(
         ErrorComparison,
         dtype=fmt.name,

@@ -74,11 +74,10 @@ def _compare(dump: Dump, on_progress: Progress) -> MemoryRun:
         filling.see(bits)
     run = MemoryRun(header, sides)
     on_progress(STORING, dump.rows, dump.rows)
-    controls = controls_in(dump, run)
     run.verdicts = judge_upload(
         run,
         checks_of(run, fillings),
         dump.generations,
-        controls,
+        controls_in(dump, run),
     )
     return run

@@ -205,7 +205,7 @@ def describe(
             "tokens": tokens,
             **({} if dump.has_tokens else {"holds": VALUES}),
             "emitted": len(dump.generations),
-            "exact": "" if dump.exact is None else clean(dump.exact.name),
+            "exact": clean(dump.exact.name) if dump.exact else "",
             "meta": dump.meta,
             "warnings": list(dump.warnings),
             "logits_bytes": dump.nbytes,

@@ -182,8 +182,7 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values,
             # paired.
-            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
-            farther = farther[usual]
+            farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
             standard_error = np.sqrt((farther**2).sum())
             if one is nearest or farther.sum() <= _DISTINCT * standard_error:
                 fits[one.model] = one
@@ -200,7 +199,7 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     causes = [_verdict(sides, scores), *explain_routing(scores)]
     for side in sides:
         near = side.nearest
-        off = side.nearest.outliers(side.side)
+        off = near.outliers(side.side)
         if not side.fits or off.any():
             sequence, position = np.array(near.places).T
             tokens = SampledTokens(
@@ -290,7 +289,7 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         one = scored.routing
         if isinstance(one, str):
             return [Cause("experts not compared", one)]
-        if one is not None:
+        if one:
             square, replayed = ((values**2).mean() for values in (one.r, one.replayed))
             near.append((min(square, replayed), square, replayed, scored, one))
     if not near:
