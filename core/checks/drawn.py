@@ -122,16 +122,6 @@ class DrawnFigures(RatioFigures, kw_only=True):
 DRAWN = Check("error against float32", OWN_DTYPE, DrawnFigures, LIKELY_ROUNDING)
 
 
-def drawn_control(dtype: str) -> str:
-    """Say what errors in a dtype are compared with."""
-    return f"randomized rounding to {dtype}"
-
-
-def other_dtype(side: str, dtype: str) -> str:
-    """Say why a side that computes in another dtype than the model is not compared."""
-    return f"'{side}' computes in {dtype}: load the model in that dtype to compare its rounding."
-
-
 def error_rows(
     exact: Exact,
     dtype: str,

@@ -25,8 +25,6 @@ from .choices import ChoicesFigures
 from .drawn import DrawnFigures
 from .outliers import structure_of
 
-PRECISIONS_CONTROL = "lower precisions that engines offer"
-
 
 @dataclass(frozen=True)
 class PrecisionVerdict:

@@ -63,7 +63,7 @@ def judge_upload(
     figures: Measured,
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
-    uploads: UploadedControls | None = None,
+    uploads: UploadedControls,
     earlier: Sequence[Verdict] = (),
     make_controls: MakeControls | None = None,
 ) -> list[Verdict]:
@@ -82,7 +82,7 @@ def judge_upload(
         controls = make(
             figures,
             pair,
-            uploads or UploadedControls(),
+            uploads,
             rows,
         )
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)

@@ -12,9 +12,9 @@ from functools import partial
 import numpy as np
 
 from ..checks.choices import ChoicesFigures
-from ..checks.drawn import DRAWN, drawn_control, error_rows, other_dtype
+from ..checks.drawn import DRAWN, error_rows
 from ..checks.from_model import from_model_row
-from ..checks.lower_precision import PRECISIONS, PRECISIONS_CONTROL, PrecisionVerdict
+from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
 from ..checks.modules_in_16_bits import ModuleRoundingFigures
 from ..checks.narrowing import AGAINST_EXACT, NARROWING
@@ -237,10 +237,13 @@ class _Trial:
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
-                    raise NotAvailableError(other_dtype(side, dtype))
+                    raise NotAvailableError(
+                        f"'{side}' computes in {dtype}: load the model in that dtype to compare its"
+                        " rounding.",
+                    )
             exact = self.controls.exact()
         except CaptureError as error:
-            self.add_missing(DRAWN, drawn_control(self.dtype), error)
+            self.add_missing(DRAWN, f"randomized rounding to {self.dtype}", error)
             return
         tests = error_rows(
             exact,
@@ -305,7 +308,7 @@ class _Trial:
                 also_in_16_bits=self.has_failed(OWN_DTYPE),
             )
         except CaptureError as error:
-            self.add_missing(PRECISIONS, PRECISIONS_CONTROL, error)
+            self.add_missing(PRECISIONS, "lower precisions that engines offer", error)
         self.evidence += [each.evidence for each in self.precisions]
 
     # ---- conclusion

@@ -16,6 +16,7 @@ from ..checks.drawn import DRAWN_LIMITS, Errors, Exact
 from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
 from ..numerics.arrays import Bits, Floats
+from ..numerics.constant_rows import Filling
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, narrow, values_of
 from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
@@ -26,8 +27,9 @@ from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, VALUES, Dump, open_d
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import multiple, number, plural, series
-from .dump_controls import UploadedControls
-from .validity import first_mismatch
+from ..verdict import Verdict
+from .dump_controls import UploadedControls, judge_upload
+from .validity import checks_of, first_mismatch
 from .values import some_values
 
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
@@ -118,14 +120,20 @@ def measure_controls(
     return controls
 
 
-def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:
-    """Return what came with a dump: its exact result, and whether it is of a mixture of experts.
+def judge_dump(
+    dump: Dump,
+    figures: Measured,
+    fillings: Sequence[Filling],
+) -> list[Verdict]:
+    """Judge every pair of a dump by itself, and by the exact result that came with it, if any.
 
-    None if neither did.
+    fillings: of every side.
     """
+    uploads = UploadedControls(has_experts=dump.has_experts)
     if dump.exact:
-        return measure_controls(figures, has_experts=dump.has_experts, exact=[dump.exact])
-    return UploadedControls(has_experts=True) if dump.has_experts else None
+        uploads = measure_controls(figures, has_experts=dump.has_experts, exact=[dump.exact])
+    checks = checks_of(figures, fillings)
+    return judge_upload(figures, checks, dump.generations, uploads)
 
 
 def side_in_float32(

@@ -7,7 +7,7 @@ import numpy as np
 from ..checks.emitted_tokens import sampler_evidence
 from ..checks.not_finite import numbers_row
 from ..checks.probabilities import DumpSide, logsumexp_row
-from ..checks.shapes import shapes_row, value_shapes_row
+from ..checks.shapes import shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
@@ -36,18 +36,17 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    checks = []
-    if not header.has_tokens:
-        shapes = value_shapes_row(header.rows, header.vocab)
-        for pair in range(len(header.sides) - 1):
-            checks.append([shapes, *filter(None, [_numbers(figures, pair)])])
-        return checks
     highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
     shapes = shapes_row(
         header.rows,
         header.vocab,
         max(highest_of_each, default=None),
+        has_tokens=header.has_tokens,
     )
+    if not header.has_tokens:
+        numbers = [_numbers(figures, pair) for pair in range(len(header.sides) - 1)]
+        return [[shapes, *filter(None, [each])] for each in numbers]
+    checks = []
     sides = []
     for index, filling in enumerate(fillings):
         bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
