@@ -371,8 +371,9 @@ def _floor(
     couples: _Couples = {}
     for name, side in _sides_of(header, pair).items():
         couples |= {(path, name): ((dump, path), side) for path in paths}
-    couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    of_paths = {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}
+    of_paths = {
+        (a, b): ((dump, a), (dump, b)) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED
+    }
     results = _compare(figures, couples | of_paths, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:

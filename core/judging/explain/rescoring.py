@@ -200,34 +200,31 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     for side in sides:
         near = side.nearest
         off = near.outliers(side.side)
-        if not side.fits or off.any():
-            sequence, position = np.array(near.places).T
-            tokens = SampledTokens(
-                sequence,
-                position,
-                near.sides[side.side],
-                near.plain,
-                entropy=near.entropy,
-                names=(side.name, near.model),
-            )
-            reasons = explain_tokens(tokens)
-            if off.any():
-                places = ("some tokens", "part of the response")
-                reasons = [reason for reason in reasons if reason.name not in places]
-            if not reasons and off.any():
-                count = int(off.sum())
-                first = int(np.argmax(off))
-                place = (
-                    f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence"
-                    f" {sequence[first]}"
-                )
+        if side.fits and not off.any():
+            continue
+        sequence, position = np.array(near.places).T
+        tokens = SampledTokens(
+            sequence,
+            position,
+            near.sides[side.side],
+            near.plain,
+            entropy=near.entropy,
+            names=(side.name, near.model),
+        )
+        reasons = explain_tokens(tokens)
+        if off.any():
+            places = ("some tokens", "part of the response")
+            reasons = [reason for reason in reasons if reason.name not in places]
+            if not reasons:
+                first = off.argmax()
+                place = f"first token {position[first]} of sequence {sequence[first]}"
                 says = (
-                    f"'{side.name}' is off at {place}: another choice of experts, or other inputs?"
+                    f"'{side.name}' is off at {off.sum():,} of {len(off):,} tokens, {place}:"
+                    " another choice of experts, or other inputs?"
                 )
-                reasons = [
-                    Cause("some tokens", says, {"tokens": count, "sequence": int(sequence[first])}),
-                ]
-            causes += reasons
+                figures = {"tokens": int(off.sum()), "sequence": int(sequence[first])}
+                reasons = [Cause("some tokens", says, figures)]
+        causes += reasons
     return causes
 
 
