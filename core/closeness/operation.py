@@ -75,7 +75,10 @@ def judge_op(
     dtype = _dtype_of(inputs)
     wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
-    draws = draws_of(partial(_run, reference, inputs, gradients=gradients), dtype)
+    draws = draws_of(
+        partial(_run, reference, inputs, gradients=gradients),
+        dtype,
+    )
     actual = _run(function, inputs, gradients=gradients)
     if actual.keys() != exact.keys():
         raise UsageError(
