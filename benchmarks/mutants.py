@@ -97,8 +97,8 @@ MUTANTS = (
     Mutant(
         "one side in a lower precision excuses both",
         "core/judging/conclude.py",
-        "all(row.outcome == PASSED for row in precisions)",
-        "any(row.outcome == PASSED for row in precisions)",
+        "{row.outcome for row in precisions} == {PASSED}",
+        "PASSED in {row.outcome for row in precisions}",
         "tests/core/judging/test_judge.py tests/core/inference/controls/precisions",
     ),
     Mutant(

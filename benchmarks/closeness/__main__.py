@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Iterator
+from functools import partial
 
 import pandas as pd
 import torch
@@ -49,7 +50,7 @@ def _scores(operation: Operation, name: str, seed: int) -> Iterator[tuple[str, s
     wide = cast(inputs, torch.float64)
     exact = operation.reference(*wide)
     expected = operation.reference(*inputs)
-    draws = draws_of(operation.reference, inputs, dtype)
+    draws = draws_of(partial(operation.reference, *inputs), dtype)
 
     def of_tests(kind, actual):
         others = [each.double() for each in (actual, expected)]

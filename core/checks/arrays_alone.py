@@ -20,9 +20,11 @@ from ..evidence import (
     Evidence,
     FirstPlace,
     Outliers,
+    Subject,
 )
 from ..numerics.arrays import Floats
 from ..numerics.statistic import rms_of
+from ..numerics.totals import dominating
 from ..places import place_in_words, place_of
 from ..text import multiple, number, plural, series
 from ..verdict import LIKELY_ROUNDING
@@ -67,15 +69,12 @@ ARRAYS_ALONE = Check("the arrays alone", SCREENING, ScreeningFigures, LIKELY_ROU
 
 
 def screening_row(
-    dtype: str,
-    lengths: Sequence[int],
+    subject: Subject,
     rms: Floats,
     *,
     kl: float,
     flips: int | None,
-    dominating: int | None,
     causes: Sequence[str],
-    has_experts: bool,
     may_be_16_bits: bool,
     peak: float | None,
     systematic: float,
@@ -83,19 +82,21 @@ def screening_row(
 ) -> Evidence:
     """Screen a pair by its figures; the evidence is noted if undecided.
 
-    rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise; dominating: row of most
-    of the difference; causes: sentences of common causes that explain it; has_experts: a near tie
-    of the router may choose another expert, which moves a position as far as a bug does;
-    may_be_16_bits: float32 arrays whose dtype was not named; flips: None of values that are
-    no logits; peak: of those, the largest of a row over its median; systematic: share of the
-    difference that goes with the logits; is_masked: a row has a value beyond LARGEST_LOGIT.
+    rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise, None of values that are
+    no logits; causes: sentences of common causes that explain the difference; may_be_16_bits:
+    float32 arrays whose dtype was not named; peak: of values that are no logits, the largest of a
+    row over its median; systematic: share of the difference that goes with the logits; is_masked: a
+    row has a value beyond LARGEST_LOGIT.
     """
+    dtype = subject.dtype
+    lengths = subject.lengths
+    has_experts = subject.has_experts  # near ties of a router move a position as far as a bug does
     rounding, bug, step = ROW_ULPS[dtype]
     size = rms_of(rms**2)
     over_typical = rms / max(np.median(rms), step)
     worst = float(over_typical.max())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
-    first = outliers[0] if len(outliers) else dominating
+    first = outliers[0] if len(outliers) else dominating(rms)
     is_uneven = peak is not None and peak > MOST_PEAK
     of_16_bits = size / FLOAT32_STEPS
     measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
@@ -160,18 +161,23 @@ def screening_row(
                 " The limits are those of language models; `ulpscope.close` with an exact result"
                 " decides."
             )
-    figures = ScreeningFigures(
-        compute_dtype=dtype,
-        rms_row_ulps=size,
-        rounding_row_ulps=rounding,
-        bug_row_ulps=bug,
-        worst_position_ratio=worst,
-        position_ratio_allowed=float(STANDS_OUT_MOST),
-        positions_beyond=len(outliers),
-        flips_beyond_noise=flips,
-        first=None if first is None else place_of(first, lengths),
-        causes=tuple(causes),
-        peak=peak if peak is not None and np.isfinite(peak) else None,
-        systematic_share=systematic,
+    return Evidence(
+        ARRAYS_ALONE,
+        "the two arrays, without controls",
+        ScreeningFigures(
+            compute_dtype=dtype,
+            rms_row_ulps=size,
+            rounding_row_ulps=rounding,
+            bug_row_ulps=bug,
+            worst_position_ratio=worst,
+            position_ratio_allowed=float(STANDS_OUT_MOST),
+            positions_beyond=len(outliers),
+            flips_beyond_noise=flips,
+            first=None if first is None else place_of(first, lengths),
+            causes=tuple(causes),
+            peak=peak if peak is not None and np.isfinite(peak) else None,
+            systematic_share=systematic,
+        ),
+        outcome,
+        says,
     )
-    return Evidence(ARRAYS_ALONE, "the two arrays, without controls", figures, outcome, says)

@@ -99,6 +99,11 @@ def choices_row(
         size = f"up to {multiple(figures.largest_gap)} what rounding moves their scores"
         place = words_of(figures.first, lengths)
         says = f"{of_all}, {size}, first at {module}, {place}."
-    check = CHOICES if dtype == "float32" else CHOICES_IN_16_BITS
-    control = f"what '{side}' would take by itself in {dtype}, one choice at a time"
-    return Evidence(check, control, figures, outcome, says, side)
+    return Evidence(
+        CHOICES if dtype == "float32" else CHOICES_IN_16_BITS,
+        f"what '{side}' would take by itself in {dtype}, one choice at a time",
+        figures,
+        outcome,
+        says,
+        side,
+    )

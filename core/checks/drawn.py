@@ -89,6 +89,8 @@ class DrawnFigures(RatioFigures, kw_only=True):
     roundings.
     """
 
+    leaves_16_bits_open = True
+
     noise_ratio: Annotated[float | None, "RMS error / RMS error of rounding"]
     largest_ratio_allowed: Limit
     draws: Annotated[int, "forwards with randomized rounding"]
@@ -116,22 +118,8 @@ class DrawnFigures(RatioFigures, kw_only=True):
         has_outliers = self.positions_beyond > 0 and self.ratio <= self.largest_ratio_allowed
         return has_outliers or self.nonfinite_mismatch > 0
 
-    @property
-    def leaves_16_bits_open(self) -> bool:
-        return True
-
 
 DRAWN = Check("error against float32", OWN_DTYPE, DrawnFigures, LIKELY_ROUNDING)
-
-
-def drawn_control(dtype: str) -> str:
-    """Say what errors in a dtype are compared with."""
-    return f"randomized rounding to {dtype}"
-
-
-def other_dtype(side: str, dtype: str) -> str:
-    """Say why a side that computes in another dtype than the model is not compared."""
-    return f"'{side}' computes in {dtype}: load the model in that dtype to compare its rounding."
 
 
 def error_rows(
@@ -167,7 +155,7 @@ def error_rows(
             for row in rows
         ]
         odd = next((name for name, test in own.items() if not test.is_passed), None)
-        if odd is not None:
+        if odd:
             says = (
                 f"The model's own '{odd}' does not look like its randomized rounding, which is no"
                 " measure here."
@@ -196,7 +184,7 @@ def error_test(
     difference = errors.squares
     # where kernels round in a way that draws do not have, the model's own forward does so too; one
     # that is no draw itself may have the fault
-    if own is not None and error_test(own, draws, lengths, blocks).is_passed:
+    if own and error_test(own, draws, lengths, blocks).is_passed:
         drawn = np.maximum(squares.mean(axis=0), np.finfo(np.float64).tiny)
         over_drawn = own.squares / drawn
         stands_out = np.isfinite(over_drawn) & (over_drawn > _OWN_STANDS_OUT**2)
@@ -215,8 +203,13 @@ def error_test(
         return test
     ratio = errors.systematic / typical
     limit = max(limits.over_all, _SYSTEMATIC_OVER_DRAWS * systematic.max() / typical)
-    places = Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit]))
-    return replace(test, groups=(*test.groups, places))
+    return replace(
+        test,
+        groups=(
+            *test.groups,
+            Places(SYSTEMATIC, ratio, 0, limit, np.flatnonzero([ratio > limit])),
+        ),
+    )
 
 
 def _error_row(
@@ -247,7 +240,6 @@ def _error_row(
         },
     )
     roundings = f"{len(exact.draws)} {exact.roundings}"
-    control = f"'{name}' in {dtype} compared with {exact.wide}, over {roundings}"
     size = (
         f"In {dtype} the RMS error of '{name}' vs. float32 is {multiple(test.ratio)} the rounding"
         " error"
@@ -270,4 +262,11 @@ def _error_row(
         if rest.mean() <= exact.limits.over_all**2 * draws.mean():
             outcome = NOTED
             says = f"{says.removesuffix('.')}: another expert, by a near tie of the router?"
-    return Evidence(DRAWN, control, figures, outcome, says, name)
+    return Evidence(
+        DRAWN,
+        f"'{name}' in {dtype} compared with {exact.wide}, over {roundings}",
+        figures,
+        outcome,
+        says,
+        name,
+    )

@@ -52,24 +52,29 @@ def embedding_row(
             f"Cosine is at least 1 - {number(largest)} ({place}), 1 - {number(mean)} on average;"
             f" norms change by at most {number(norm)} of their size."
         )
-    if nearest is not None and not nearest.neighbors_changed:
+    if nearest and not nearest.neighbors_changed:
         says += f" All {plural(nearest.neighbors_of, 'row')} keep their nearest neighbor."
-    elif nearest is not None:
+    elif nearest:
         says += (
             f" {nearest.neighbors_changed:,} of {plural(nearest.neighbors_of, 'row')} have another"
             f" nearest neighbor, at margins in cosine up to {number(nearest.neighbor_margin)}."
         )
     elif len(distance) > MOST_ROWS:
         says += f" Neighbors of more than {MOST_ROWS:,} rows are not compared."
-    of_neighbors = dict.fromkeys(Neighbors._fields) if nearest is None else nearest._asdict()
-    figures = EmbeddingFigures(
-        largest_cosine_distance=largest,
-        mean_cosine_distance=mean,
-        first=first,
-        largest_norm_change=norm,
-        **of_neighbors,
+    of_neighbors = nearest._asdict() if nearest else dict.fromkeys(Neighbors._fields)
+    return Evidence(
+        EMBEDDINGS,
+        "each row as a vector",
+        EmbeddingFigures(
+            largest_cosine_distance=largest,
+            mean_cosine_distance=mean,
+            first=first,
+            largest_norm_change=norm,
+            **of_neighbors,
+        ),
+        NOTED,
+        says,
     )
-    return Evidence(EMBEDDINGS, "each row as a vector", figures, NOTED, says)
 
 
 def score_row(order: ScoreOrder) -> Evidence:
@@ -81,5 +86,4 @@ def score_row(order: ScoreOrder) -> Evidence:
             f" gaps up to {number(order.largest_gap)}"
         )
     says += f"; {plural(order.near_ties, 'near tie')}."
-    figures = ScoreFigures(**order._asdict())
-    return Evidence(SCORES, "scores of one prompt", figures, NOTED, says)
+    return Evidence(SCORES, "scores of one prompt", ScoreFigures(**order._asdict()), NOTED, says)

@@ -8,13 +8,11 @@ from ..places import place_in_words
 
 
 class SamplerFigures(CheckFigures):
+    names_position = True
+
     tokens: Annotated[int, "emitted tokens"]
     not_the_argmax: Annotated[int, "tokens that are not the argmax"]
     first: Annotated[int | None, "first of them, counted among the emitted tokens"]
-
-    @property
-    def names_position(self) -> bool:
-        return True
 
 
 EMITTED = Check("emitted tokens", SAMPLER, SamplerFigures)
@@ -34,11 +32,6 @@ def sampler_evidence(
     wrong = [
         index for index, (row, token) in enumerate(choices) if token not in argmaxes.get(row, ())
     ]
-    figures = SamplerFigures(
-        tokens=len(choices),
-        not_the_argmax=len(wrong),
-        first=wrong[0] if wrong else None,
-    )
     outcome, says = PASSED, "Every emitted token is the argmax of its own logits."
     if wrong:
         outcome, first = FAILED, place_in_words(choices[wrong[0]][0], lengths)
@@ -47,5 +40,15 @@ def sampler_evidence(
             f"{count} are not the argmax of their own logits, first at {first}: a fault of the"
             " sampler."
         )
-    control = f"emitted tokens vs the argmax of '{side}'s own logits"
-    return Evidence(EMITTED, control, figures, outcome, says, side)
+    return Evidence(
+        EMITTED,
+        f"emitted tokens vs the argmax of '{side}'s own logits",
+        SamplerFigures(
+            tokens=len(choices),
+            not_the_argmax=len(wrong),
+            first=wrong[0] if wrong else None,
+        ),
+        outcome,
+        says,
+        side,
+    )

@@ -1,6 +1,6 @@
 """Is each recorded side what the model computes for these tokens?"""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated
 
 from ..evidence import FAILED, MISSING, OWN_DTYPE, Check, CheckFigures, Evidence, Subject
@@ -29,31 +29,35 @@ def from_model_row(
     squares: mean squares of each side to the model's own prefill.
     """
     reference, variant = (rms_ratio(squares[name], floor) for name in subject.names)
-    says, far = foreign(dict(zip(subject.names, (reference, variant), strict=True)))
+    says, far = foreign(subject.names, (reference, variant))
     if not says:
         return None
-    figures = FromModelFigures(reference_noise_ratio=reference, variant_noise_ratio=variant)
-    control = f"each side compared with the model's own prefill in {subject.dtype}"
-    outcome = MISSING if far is None else FAILED
-    return Evidence(FROM_MODEL, control, figures, outcome, says, far)
+    return Evidence(
+        FROM_MODEL,
+        f"each side compared with the model's own prefill in {subject.dtype}",
+        FromModelFigures(reference_noise_ratio=reference, variant_noise_ratio=variant),
+        FAILED if far else MISSING,
+        says,
+        far,
+    )
 
 
-def foreign(ratios: Mapping[str, float]) -> tuple[str, str | None]:
+def foreign(names: Sequence[str], ratios: Sequence[float]) -> tuple[str, str | None]:
     """Return a sentence if a side is not what the model computes, else ''; the side's name if it is
     only one.
 
     ratios: of each side to the model, in noise floors.
     """
-    near, far = sorted(ratios, key=ratios.__getitem__)
-    ratio, away = number(ratios[near]), number(ratios[far])
-    if ratios[near] > FOREIGN:
-        sizes = f"they are {ratio} and {away} noise floors away"
+    (least, near), (most, far) = sorted(zip(ratios, names, strict=True))
+    ratio = number(least)
+    away = number(most)
+    if least > FOREIGN:
         says = (
-            f"Neither side is what the model computes: {sizes}. Another checkpoint, or other"
-            " tokens?"
+            f"Neither side is what the model computes: they are {ratio} and {away} noise floors"
+            " away. Another checkpoint, or other tokens?"
         )
         return says, None
-    if ratios[far] > FOREIGN:
+    if most > FOREIGN:
         says = (
             f"'{far}' is not what the model computes: {away} noise floors from it ('{near}':"
             f" {ratio})."

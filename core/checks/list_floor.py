@@ -35,26 +35,31 @@ def list_floor_row(
     ratios: of the pair, of the reference to the model and of the variant to it, in noise floors,
     None if the model's draws show no rounding; worst: of the pair at one position.
     """
-    if ratios is None:
+    if not ratios:
         says = (
             f"'{model}' in {dtype} has no noise floor: sums in another order change no value, or"
             " one is NaN."
         )
         return Evidence(LIST_FLOOR, f"'{model}'", Unmeasured(), MISSING, says)
     ratio, *distances = ratios
-    outcome, says = NOTED, foreign(dict(zip(names, distances, strict=True)))[0]
+    outcome, says = NOTED, foreign(names, distances)[0]
     size = (
         f"{multiple(ratio)} the noise floor of '{model}' in {dtype}, up to {multiple(worst)} at one"
         " position"
     )
     if not says and ratio <= LISTS.over_all and worst <= LISTS.at_a_place:
         outcome, says = PASSED, f"Rounding noise: the pair is {size}."
-    figures = ListFloorFigures(
-        compute_dtype=dtype,
-        noise_ratio=ratio,
-        worst_position_ratio=worst,
-        reference_noise_ratio=distances[0],
-        variant_noise_ratio=distances[1],
-    )
     says = says or f"The pair is {size}: a lower precision, or a fault."
-    return Evidence(LIST_FLOOR, f"'{model}'", figures, outcome, says)
+    return Evidence(
+        LIST_FLOOR,
+        f"'{model}'",
+        ListFloorFigures(
+            compute_dtype=dtype,
+            noise_ratio=ratio,
+            worst_position_ratio=worst,
+            reference_noise_ratio=distances[0],
+            variant_noise_ratio=distances[1],
+        ),
+        outcome,
+        says,
+    )

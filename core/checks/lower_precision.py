@@ -25,8 +25,6 @@ from .choices import ChoicesFigures
 from .drawn import DrawnFigures
 from .outliers import structure_of
 
-CONTROL = "lower precisions that engines offer"
-
 
 @dataclass(frozen=True)
 class PrecisionVerdict:
@@ -96,8 +94,9 @@ def no_precision(side: str, ratio: float, faulty_walks: Sequence[float]) -> Prec
             " At full precision, too, the model's forwards of this path differ from 'prefill' by"
             f" {size} the noise floor."
         )
-    figures = PrecisionsFigures(noise_ratio=ratio)
-    return PrecisionVerdict(_row(PRECISIONS, figures, NOTED, says, side))
+    return PrecisionVerdict(
+        _row(PRECISIONS, PrecisionsFigures(noise_ratio=ratio), NOTED, says, side)
+    )
 
 
 def one_precision(
@@ -118,16 +117,31 @@ def one_precision(
         place = structure_of(outliers, lengths).first
         start = f", from {place_in_words(outliers[0], lengths)}" if len(outliers) else ""
         says = f"A fault besides a lower precision, {name}{start}."
-    check = ONE_PRECISION if isinstance(figures, ExplainedFigures) else DRAWN_PRECISION
-    return PrecisionVerdict(_row(check, figures, outcome, says, side), place)
+    return PrecisionVerdict(
+        _row(
+            ONE_PRECISION if isinstance(figures, ExplainedFigures) else DRAWN_PRECISION,
+            figures,
+            outcome,
+            says,
+            side,
+        ),
+        place,
+    )
 
 
 def fault_of_16_bits(row: Evidence, precision: str, dtype: str, ratio: float) -> PrecisionVerdict:
     """Say that what explains float32 in a row does not explain 16 bits. ratio: over rounding."""
     size = f"{multiple(ratio)} the error of rounding"
-    says = f"{precision} explains float32 but not {dtype} ({size}): a fault of the {dtype} kernels."
-    figures = structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": ratio})
-    return PrecisionVerdict(_row(row.check, figures, FAILED, says, row.side))
+    return PrecisionVerdict(
+        _row(
+            row.check,
+            structs.replace(row.figures, **{f"left_noise_ratio_{dtype}": ratio}),
+            FAILED,
+            f"{precision} explains float32 but not {dtype} ({size}): a fault of the {dtype}"
+            " kernels.",
+            row.side,
+        )
+    )
 
 
 def fault_of_choices(row: Evidence, choices: Evidence) -> PrecisionVerdict:
@@ -136,8 +150,13 @@ def fault_of_choices(row: Evidence, choices: Evidence) -> PrecisionVerdict:
     """
     assert isinstance(row.figures, ExplainedFigures | DrawnPrecisionFigures)
     assert isinstance(choices.figures, ChoicesFigures)
-    says = f"A fault of choices besides a lower precision, {row.figures.precision}."
-    verdict = _row(row.check, row.figures, FAILED, says, row.side)
+    verdict = _row(
+        row.check,
+        row.figures,
+        FAILED,
+        f"A fault of choices besides a lower precision, {row.figures.precision}.",
+        row.side,
+    )
     return PrecisionVerdict(verdict, choices.figures.first, is_of_choices=True)
 
 
@@ -148,5 +167,6 @@ def _row(
     says: str,
     side: str | None,
 ) -> Evidence:
-    control = f"'{side}' compared with the model in lower precisions"
-    return Evidence(check, control, figures, outcome, says, side)
+    return Evidence(
+        check, f"'{side}' compared with the model in lower precisions", figures, outcome, says, side
+    )

@@ -178,7 +178,7 @@ def _noise(alone: ModulesAlone, starts: dict[int, int]) -> tuple[dict[int, float
                 return {}, {}
         elif len(noisy) < max(2, _BLOCKS * len(modules)) or min(begins.values()) > start:
             on_top |= begins
-        elif (noise := _kind_noise(alone, noisy, start)) is None:
+        elif not (noise := _kind_noise(alone, noisy, start)):
             return {}, {}
         else:
             levels |= noise[0]

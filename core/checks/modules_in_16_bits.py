@@ -22,17 +22,14 @@ LARGEST_IN_16_BITS = 2.0
 class ModuleRoundingFigures(CheckFigures):
     """The modules of a side in 16 bits, each given identical inputs."""
 
+    leaves_16_bits_open = True  # a module beyond its rounding is a fault or a lower precision
+
     compute_dtype: Dtype
     largest_ratio: Annotated[float, "largest RMS error of a module / RMS error of its rounding"]
     largest_ratio_allowed: Limit
     modules_beyond: Annotated[tuple[str, ...], "modules that differ by more given identical inputs"]
     modules: Annotated[int, "modules"]
     directions: Annotated[Mapping[str, str], "modules whose errors have a direction"] = {}
-
-    @property
-    def leaves_16_bits_open(self) -> bool:
-        """A module beyond its rounding is a fault or a lower precision."""
-        return True
 
 
 MODULE_ROUNDING = Check("each module in 16 bits", OWN_DTYPE, ModuleRoundingFigures)
@@ -97,5 +94,11 @@ def module_rounding_row(rounding: ModuleRounding, side: str, dtype: str) -> Evid
             f"In {dtype} all {plural(len(rounding.names), 'module')} of '{side}' are within {size}"
             " their rounding given identical inputs."
         )
-    control = f"every module of '{side}' in {dtype}, compared with float32 on identical inputs"
-    return Evidence(MODULE_ROUNDING, control, figures, outcome, says, side)
+    return Evidence(
+        MODULE_ROUNDING,
+        f"every module of '{side}' in {dtype}, compared with float32 on identical inputs",
+        figures,
+        outcome,
+        says,
+        side,
+    )

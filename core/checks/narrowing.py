@@ -25,6 +25,8 @@ _RATIO_OF_ROUNDING = 2.0  # of the two errors: 1.5 in dense models
 
 
 class NarrowingFigures(CheckFigures):
+    leaves_16_bits_open = True
+
     reference_to_float32_logits: Annotated[
         float,
         "RMS of the reference to itself in float32, logits",
@@ -39,10 +41,6 @@ class NarrowingFigures(CheckFigures):
     @property
     def names_position(self) -> bool:
         return (self.worst_position_ratio or 0.0) > STANDS_OUT
-
-    @property
-    def leaves_16_bits_open(self) -> bool:
-        return True
 
 
 NARROWING = Check("each side against float32", OWN_DTYPE, NarrowingFigures)
@@ -116,15 +114,19 @@ def narrowing_row(
         outcome = MISSING
         size = f"Both sides are {number(row_ulps)} row ULPs from the exact result"
         says = f"{size} (rounding: up to {most_row_ulps}): a fault of both, or other weights?"
-    figures = NarrowingFigures(
-        reference_to_float32_logits=errors[names[0]].rms,
-        variant_to_float32_logits=errors[names[1]].rms,
-        worst_position_ratio=float(jumps[row]),
-        systematic_share=system.share,
-    )
     other = "the exact result" if is_of_both else "itself in float32"
-    control = f"each side in {dtype} compared with {other}"
-    return Evidence(check, control, figures, outcome, says)
+    return Evidence(
+        check,
+        f"each side in {dtype} compared with {other}",
+        NarrowingFigures(
+            reference_to_float32_logits=errors[names[0]].rms,
+            variant_to_float32_logits=errors[names[1]].rms,
+            worst_position_ratio=float(jumps[row]),
+            systematic_share=system.share,
+        ),
+        outcome,
+        says,
+    )
 
 
 def _jumps(one: Floats, other: Floats) -> Floats:

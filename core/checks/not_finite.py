@@ -37,11 +37,15 @@ def numbers_row(
             f"{count} -inf on one side only, first at {first}, none is NaN: one side is masked,"
             " padded or cut."
         )
-    figures = NumbersFigures(
-        nonfinite_mismatch=mismatch.logits,
-        positions=len(mismatch.rows),
-        first=mismatch.place(lengths),
-        token=None if is_masked else mismatch.token,
+    return Evidence(
+        NUMBERS,
+        "NaN and infinities of one side vs the other",
+        NumbersFigures(
+            nonfinite_mismatch=mismatch.logits,
+            positions=len(mismatch.rows),
+            first=mismatch.place(lengths),
+            token=None if is_masked else mismatch.token,
+        ),
+        FAILED,
+        says,
     )
-    control = "NaN and infinities of one side vs the other"
-    return Evidence(NUMBERS, control, figures, FAILED, says)

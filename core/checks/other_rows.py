@@ -101,24 +101,30 @@ def other_rows_row(subject: Subject, rows: OtherRows, floor: Floats | None) -> E
         return Evidence(OTHER_ROW, rows.control, bits, outcome, says, rows.side)
     mismatch = rows.difference.not_finite
     test = floor_test(rows.difference.sizes, floor, WIDE)
-    figures = OtherRowFloorFigures(
-        **structs.asdict(bits),
-        compute_dtype=rows.dtype,
-        noise_ratio=test.noise_ratio,
-        worst_position_ratio=test.worst,
-        positions_beyond=len(test.outliers),
-        nonfinite_mismatch=0 if mismatch is None else mismatch.logits,
-    )
     size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {rows.dtype}"
     differs = f"Row {bits.other_row} of {bits.rows} differs from row {bits.row}"
     outcome, says = FAILED, f"{differs} by up to {size}: the result depends on the row."
-    if mismatch is not None:
+    if mismatch:
         says = f"{differs}: {mismatch.says(subject.lengths)}."
     elif test.is_passed:
         outcome, says = PASSED, f"{differs} by {size}, as rounding does."
     elif subject.chooses_keys:
         outcome, says = NOTED, f"{differs}: other keys, by near ties of the indexer?"
-    return Evidence(OTHER_ROW_FLOOR, rows.control, figures, outcome, says, rows.side)
+    return Evidence(
+        OTHER_ROW_FLOOR,
+        rows.control,
+        OtherRowFloorFigures(
+            **structs.asdict(bits),
+            compute_dtype=rows.dtype,
+            noise_ratio=test.noise_ratio,
+            worst_position_ratio=test.worst,
+            positions_beyond=len(test.outliers),
+            nonfinite_mismatch=mismatch.logits if mismatch else 0,
+        ),
+        outcome,
+        says,
+        rows.side,
+    )
 
 
 def without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:

@@ -87,7 +87,7 @@ def outliers_row(
     first: first place of the fault, after the outliers if it is on top of a lower precision.
     """
     says = "No single position is an outlier: the difference is similar everywhere."
-    if shape.first is not None:
+    if shape.first:
         prompt, position = shape.first
         row, place = sum(lengths[:prompt]) + position, words_of(shape.first, lengths)
         exceed = "exceeds" if shape.positions == 1 else "exceed"
@@ -103,7 +103,7 @@ def outliers_row(
             f"{who} {exceed} the {dtype} limit of one position"
             f" ({number(test.position.limit)}x){block}."
         )
-        if first is not None and first != shape.first:
+        if first and first != shape.first:
             says = (
                 f"Noise of the precision begins at {place}, the fault at"
                 f" {words_of(first, lengths)}."
@@ -113,11 +113,10 @@ def outliers_row(
                 " Position 0 attends to one key only: faults of keys, masks or scales cannot show"
                 " there."
             )
-    figures = structs.replace(shape, first=first or shape.first)
     return Evidence(
         OUTLIERS,
         f"positions above the limit of rounding in {dtype}",
-        figures,
+        structs.replace(shape, first=first or shape.first),
         NOTED,
         says,
     )
@@ -131,5 +130,10 @@ def differing_row(rows: Ints, lengths: Sequence[int]) -> Evidence:
     block = f"; differences begin at multiples of {shape.block}" if shape.block else ""
     first = place_in_words(rows[0], lengths)
     differ = "differs" if len(rows) == 1 else "differ"
-    says = f"{len(rows):,} of {plural(total, 'position')} {differ}, first {first}{tail}{block}."
-    return Evidence(DIFFERING, "positions with a bit that differs", shape, NOTED, says)
+    return Evidence(
+        DIFFERING,
+        "positions with a bit that differs",
+        shape,
+        NOTED,
+        f"{len(rows):,} of {plural(total, 'position')} {differ}, first {first}{tail}{block}.",
+    )

@@ -42,6 +42,16 @@ OWN = Limits(over_all=10.0, at_a_place=float("inf"))
 # The same if an engine computes in the other 16-bit dtype: bfloat16 is 8 times coarser than
 # float16.
 OTHER_16_BITS = Limits(over_all=80.0, at_a_place=float("inf"))
+# of a size that decides nothing, for attention chooses its keys
+CHOOSES_KEYS = (
+    "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
+    " rounding nor a bug."
+)
+# of the failed row in float32 of a side that is a lower precision in 16 bits
+PRECISION_IS_OPEN = (
+    "In 16 bits it is a lower precision, which float32 does not show: give the model and float32"
+    " at once."
+)
 
 
 @dataclass(frozen=True)
@@ -58,7 +68,7 @@ class Pair:
     @property
     def sizes(self) -> Floats:
         """`squares`, infinite if a logit is not finite on one side only."""
-        if self.not_finite is None:
+        if not self.not_finite:
             return self.squares
         return np.where(self.not_finite.by_row > 0, np.inf, self.squares)
 
@@ -109,13 +119,11 @@ class PairFigures(RatioFigures):
 class NotFiniteFigures(RatioFigures):
     """A pair that needs no floor: one side holds a NaN or an infinity that the other has not."""
 
+    names_position = True
+
     nonfinite_mismatch: Mismatches
     positions_beyond: Annotated[int, "positions with one"]
     first_nonfinite: Annotated[tuple[int, int, int], "first of them (prompt, position, token id)"]
-
-    @property
-    def names_position(self) -> bool:
-        return self.nonfinite_mismatch > 0
 
 
 OWN_PAIR = Check("the pair", OWN_DTYPE, PairFigures)
@@ -139,16 +147,19 @@ def not_finite_row(subject: Subject, dtype: str, mismatch: NotFinite) -> Evidenc
     """Return the row on logits of a pair that are not finite on one side only, if there is no
     floor.
     """
-    figures = NotFiniteFigures(
-        compute_dtype=dtype,
-        noise_ratio=None,
-        nonfinite_mismatch=mismatch.logits,
-        positions_beyond=len(mismatch.rows),
-        first_nonfinite=mismatch.first(subject.lengths),
+    return Evidence(
+        WIDE_NOT_FINITE if dtype in WIDE_DTYPES else OWN_NOT_FINITE,
+        pair_control(subject, dtype),
+        NotFiniteFigures(
+            compute_dtype=dtype,
+            noise_ratio=None,
+            nonfinite_mismatch=mismatch.logits,
+            positions_beyond=len(mismatch.rows),
+            first_nonfinite=mismatch.first(subject.lengths),
+        ),
+        FAILED,
+        f"In {dtype}, {mismatch.says(subject.lengths)}.",
     )
-    check = WIDE_NOT_FINITE if dtype in WIDE_DTYPES else OWN_NOT_FINITE
-    says = f"In {dtype}, {mismatch.says(subject.lengths)}."
-    return Evidence(check, pair_control(subject, dtype), figures, FAILED, says)
 
 
 def pair_row(
@@ -162,33 +173,36 @@ def pair_row(
     lengths, mismatch = subject.lengths, pair.not_finite
     test = floor_test(pair.sizes, floor.squares, limits, shares_scale=subject.shares_scale)
     limit = test.position.limit
-    figures = PairFigures(
-        compute_dtype=dtype,
-        noise_ratio=test.noise_ratio,
-        largest_ratio_allowed=limits.over_all,
-        pair_rms_logits=rms_of(pair.squares),
-        floor_rms_logits=rms_of(floor.squares),
-        seed_ratios=test.seed_ratios,
-        worst_position_ratio=test.worst,
-        position_ratio_allowed=limit if np.isfinite(limit) else None,
-        positions=len(pair.squares),
-        positions_beyond=len(test.outliers),
-        log_spread=test.spread,
-        nonfinite_mismatch=0 if mismatch is None else mismatch.logits,
-        linear_maps=floor.maps,
-        floor_row_ulps=floor.row_ulps,
-        first_nonfinite=None if mismatch is None else mismatch.first(lengths),
-    )
-    if mismatch is None:
+    if mismatch:
+        says = f"In {dtype}, {mismatch.says(lengths)}."
+    else:
         prefix = f"In {dtype}" if dtype == subject.dtype else f"Recomputed in {dtype},"
         forced = " with the model's choices on both sides" if subject.replays else ""
         size = f"{prefix} the RMS difference{forced} is {multiple(test.ratio)} the noise floor"
         says = beyond_in_words(test, size, lengths)
-    else:
-        says = f"In {dtype}, {mismatch.says(lengths)}."
-    outcome = PASSED if test.is_passed else FAILED
-    control = f"{pair_control(subject, dtype)}, over {floor.control}"
-    return Evidence(pair_check(dtype), control, figures, outcome, says), test
+    return Evidence(
+        pair_check(dtype),
+        f"{pair_control(subject, dtype)}, over {floor.control}",
+        PairFigures(
+            compute_dtype=dtype,
+            noise_ratio=test.noise_ratio,
+            largest_ratio_allowed=limits.over_all,
+            pair_rms_logits=rms_of(pair.squares),
+            floor_rms_logits=rms_of(floor.squares),
+            seed_ratios=test.seed_ratios,
+            worst_position_ratio=test.worst,
+            position_ratio_allowed=limit if np.isfinite(limit) else None,
+            positions=len(pair.squares),
+            positions_beyond=len(test.outliers),
+            log_spread=test.spread,
+            nonfinite_mismatch=mismatch.logits if mismatch else 0,
+            linear_maps=floor.maps,
+            floor_row_ulps=floor.row_ulps,
+            first_nonfinite=mismatch.first(lengths) if mismatch else None,
+        ),
+        PASSED if test.is_passed else FAILED,
+        says,
+    ), test
 
 
 def uncertain_row(row: Evidence, ratio: float, reason: str | None) -> Evidence:
@@ -204,21 +218,3 @@ def uncertain_row(row: Evidence, ratio: float, reason: str | None) -> Evidence:
     size = f"In float32 the RMS difference is {multiple(ratio)} the noise floor"
     says = f"{size}; near ties of the router make it uncertain, so float64 decides."
     return replace(row, outcome=NOTED, says=says)
-
-
-def open_row(row: Evidence) -> Evidence:
-    """Return the row of a size that decides nothing, for attention chooses its keys."""
-    says = (
-        "Near ties of the sparse-attention indexer choose other keys: this difference shows neither"
-        " rounding nor a bug."
-    )
-    return replace(row, outcome=MISSING, says=says)
-
-
-def row_without_precision(row: Evidence) -> Evidence:
-    """Return the failed row in float32 of a side that is a lower precision in 16 bits."""
-    says = (
-        "In 16 bits it is a lower precision, which float32 does not show: give the model"
-        " and float32 at once."
-    )
-    return replace(row, outcome=MISSING, says=says)

@@ -51,5 +51,10 @@ def logsumexp_row(sides: tuple[DumpSide, DumpSide]) -> Evidence | None:
         )
     finite = [side.logsumexp[np.isfinite(side.logsumexp)] for side in sides]
     ends = [float(end(rows)) if len(rows) else None for rows in finite for end in (np.min, np.max)]
-    figures = LogsumexpFigures(**dict(zip(LogsumexpFigures.__struct_fields__, ends, strict=True)))
-    return Evidence(LOGSUMEXP, "logsumexp of every row of both sides", figures, outcome, says)
+    return Evidence(
+        LOGSUMEXP,
+        "logsumexp of every row of both sides",
+        LogsumexpFigures(**dict(zip(LogsumexpFigures.__struct_fields__, ends, strict=True))),
+        outcome,
+        says,
+    )

@@ -59,13 +59,12 @@ def rerun_row(rerun: Rerun, names: Sequence[str]) -> Evidence:
     says = "Both sides are bitwise reproducible from run to run."
     if rerun.unstable:
         size = figures.rerun_row_ulps
-        far = "" if size is None else f": two calls differ by up to {number(size, 3)} row ULPs"
+        far = f": two calls differ by up to {number(size, 3)} row ULPs" if size else ""
         verb = "is" if len(rerun.unstable) == 1 else "are"
         says = f"{_quote(rerun.unstable)} {verb} not bitwise reproducible{far}."
     elif others:
         says = f"{_quote(rerun.sides)} is bitwise reproducible; {_quote(others)} has no rerun."
-    outcome = FAILED if rerun.unstable else PASSED
-    return Evidence(AGAIN, rerun.control, figures, outcome, says)
+    return Evidence(AGAIN, rerun.control, figures, FAILED if rerun.unstable else PASSED, says)
 
 
 def rerun_over_floor(subject: Subject, rerun: Rerun, squares: Floats, floor: Floats) -> Evidence:
@@ -95,14 +94,19 @@ def rerun_over_floor(subject: Subject, rerun: Rerun, squares: Floats, floor: Flo
             place = place_in_words(test.position.worst_place, subject.lengths)
             says = f"{size}, up to {multiple(worst)} at {place}, more than rounding."
     sizes["rerun_rms_logits"] = rms_of(squares)
-    figures = RerunFigures(
-        not_repeatable=rerun.unstable,
-        largest_ratio_allowed=limits.over_all,
-        beyond_noise_floor=is_beyond,
-        **{**rerun.figures, **sizes},
-    )
     says = f"{_quote(rerun.unstable)} {says}"
-    return Evidence(AGAIN, rerun.control, figures, FAILED, says)
+    return Evidence(
+        AGAIN,
+        rerun.control,
+        RerunFigures(
+            not_repeatable=rerun.unstable,
+            largest_ratio_allowed=limits.over_all,
+            beyond_noise_floor=is_beyond,
+            **{**rerun.figures, **sizes},
+        ),
+        FAILED,
+        says,
+    )
 
 
 def _quote(names: Sequence[str]) -> str:

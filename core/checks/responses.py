@@ -41,8 +41,11 @@ def response_rows(pair: ResponsePair, *, has_other_inputs: bool) -> list[Evidenc
     rows = []
 
     def add(check: Check, outcome: str, says: str, side: str | None = None, **figures: Any) -> None:
-        record = check.record(**figures)
-        rows.append(Evidence(check, "the requests that were sent", record, outcome, says, side))
+        rows.append(
+            Evidence(
+                check, "the requests that were sent", check.record(**figures), outcome, says, side
+            )
+        )
 
     zeros = ""
     if pair.zeros:
@@ -64,7 +67,7 @@ def response_rows(pair: ResponsePair, *, has_other_inputs: bool) -> list[Evidenc
     for note in pair.notes:
         add(CONTEXT, FAILED if has_other_inputs else NOTED, note, prompts=len(pair.meetings))
     for name, grid in zip((pair.reference, pair.variant), pair.grids, strict=True):
-        if grid is not None:
+        if grid:
             dtype = grid.compute_dtype or " or ".join(grid.formats)
             says = f"Its values are logits of {dtype}."
             add(GRID, NOTED, says, name, formats=grid.formats)

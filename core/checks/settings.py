@@ -68,14 +68,21 @@ def settings_row(
         says = (
             f"{', '.join(words)} move '{side}' {farthest} as far as {bits}-bit rounding: a fault."
         )
-    figures = SettingsFigures(
-        noise_ratio=ratio,
-        settings=tuple(words),
-        widest_noise_ratio=widest_ratio,
-        bits=bits,
-        share_of_rounding_in_bits=share,
-    )
-    outcome = PASSED if test.is_passed and is_rounding else FAILED
-    control = f"'{side}' compared with the model, with its settings at full precision"
     place = structure_of(outliers if test.is_passed else test.outliers, lengths).first
-    return PrecisionVerdict(Evidence(SETTINGS, control, figures, outcome, says, side), place)
+    return PrecisionVerdict(
+        Evidence(
+            SETTINGS,
+            f"'{side}' compared with the model, with its settings at full precision",
+            SettingsFigures(
+                noise_ratio=ratio,
+                settings=tuple(words),
+                widest_noise_ratio=widest_ratio,
+                bits=bits,
+                share_of_rounding_in_bits=share,
+            ),
+            PASSED if test.is_passed and is_rounding else FAILED,
+            says,
+            side,
+        ),
+        place,
+    )

@@ -24,25 +24,26 @@ class ShapesFigures(CheckFigures):
 SHAPES = Check("shapes and tokens", VALIDITY, ShapesFigures)
 
 
-def value_shapes_row(rows: int, values: int) -> Evidence:
-    """Return the row on sides of one shape whose rows are no logits."""
-    figures = ShapesFigures(positions=rows, vocab=values, highest_token_id=None)
-    says = f"Both sides have {plural(rows, 'row')} x {plural(values, 'value')}."
-    return Evidence(SHAPES, "shapes", figures, PASSED, says)
-
-
-def shapes_row(positions: int, vocab: int, highest: int | None) -> Evidence:
-    """Return the row on sides of one shape. highest: token id, None if the dump has none."""
-    shape = f"Both sides have {plural(positions, 'position')} x {vocab:,} tokens"
-    outcome, says = PASSED, f"{shape} and the same token ids."
-    if highest is None:
-        outcome, says = NOTED, f"{shape}; the dump has no token_ids."
-    elif highest >= vocab:
+def shapes_row(rows: int, width: int, highest: int | None, *, has_tokens: bool) -> Evidence:
+    """Return the row on sides of one shape. width: tokens, or values that are no logits; highest:
+    token id, None if the dump has none.
+    """
+    outcome = PASSED
+    control = "shapes, and token ids vs the vocabulary"
+    shape = f"Both sides have {plural(rows, 'position')} x {width:,} tokens"
+    says = f"{shape} and the same token ids."
+    if not has_tokens:
+        highest = None
+        control = "shapes"
+        says = f"Both sides have {plural(rows, 'row')} x {plural(width, 'value')}."
+    elif highest is None:
+        outcome = NOTED
+        says = f"{shape}; the dump has no token_ids."
+    elif highest >= width:
         outcome = FAILED
         says = (
-            f"Token ids reach {highest:,}, beyond the {vocab:,} logits of a row: they belong to"
+            f"Token ids reach {highest:,}, beyond the {width:,} logits of a row: they belong to"
             " another vocabulary."
         )
-    figures = ShapesFigures(positions=positions, vocab=vocab, highest_token_id=highest)
-    control = "shapes, and token ids vs the vocabulary"
+    figures = ShapesFigures(positions=rows, vocab=width, highest_token_id=highest)
     return Evidence(SHAPES, control, figures, outcome, says)

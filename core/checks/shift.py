@@ -55,9 +55,13 @@ def shift_row(columns: Mapping[str, Array], names: tuple[str, str]) -> Evidence 
     if not is_varied or shares[best] < _AGREES or shares[best] <= _MORE_OFTEN * unshifted:
         return None
     agrees = f"argmaxes agree at {shares[best]:.0%} of positions, unshifted at {unshifted:.0%}"
-    says = f"{shift_in_words(names, -_SHIFTS[best])} ({agrees})."
-    control = "argmaxes of the two sides, up to two rows apart"
-    return Evidence(SHIFT, control, ShiftFigures(**shares), FAILED, says)
+    return Evidence(
+        SHIFT,
+        "argmaxes of the two sides, up to two rows apart",
+        ShiftFigures(**shares),
+        FAILED,
+        f"{shift_in_words(names, -_SHIFTS[best])} ({agrees}).",
+    )
 
 
 def shift_in_words(names: tuple[str, str], shift: int) -> str:

@@ -114,20 +114,25 @@ def shrink_row(
             if not narrow.any():
                 rms = f"{number(rms_of(wide))} logits (rms)"
                 says = f"Only float32 shows a difference: {rms}. A noise floor decides."
-    figures = ShrinkFigures(
-        compute_dtype="float32",
-        pair_rms_logits=rms_of(wide),
-        own_dtype_rms_logits=rms_of(narrow),
-        times_smaller_in_float32=shrink if np.isfinite(shrink) else None,
-        times_finer_float32_is=full,
-        positions_that_move_in_own_dtype=moving_share,
-        worst_position_ratio=worst,
-        worst_position=place_of(row, subject.lengths),
-        controls=available if outcome == MISSING else None,
-    )
     reference, variant = subject.names
     control = (
         f"'{variant}' compared with '{reference}' in float32 and in {subject.dtype}, without a"
         " floor"
     )
-    return Evidence(SHRINK, control, figures, outcome, says)
+    return Evidence(
+        SHRINK,
+        control,
+        ShrinkFigures(
+            compute_dtype="float32",
+            pair_rms_logits=rms_of(wide),
+            own_dtype_rms_logits=rms_of(narrow),
+            times_smaller_in_float32=shrink if np.isfinite(shrink) else None,
+            times_finer_float32_is=full,
+            positions_that_move_in_own_dtype=moving_share,
+            worst_position_ratio=worst,
+            worst_position=place_of(row, subject.lengths),
+            controls=available if outcome == MISSING else None,
+        ),
+        outcome,
+        says,
+    )

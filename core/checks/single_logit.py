@@ -18,16 +18,14 @@ LARGEST_PEAK = 16.0
 class SingleLogitFigures(CheckFigures):
     """A logit that differs far more than the others at its position."""
 
+    names_position = True
+
     compute_dtype: Dtype
     ratio_to_others: Annotated[float, "difference of the logit / RMS of the others at its position"]
     largest_ratio_allowed: Limit
     positions_beyond: Annotated[int, "positions with such a logit"]
     first: Annotated[tuple[int, int], "first (prompt, position)"]
     token: Annotated[int, "token id of the first"]
-
-    @property
-    def names_position(self) -> bool:
-        return True
 
 
 SINGLE_LOGIT = Check("a single logit", OWN_DTYPE, SingleLogitFigures)
@@ -51,14 +49,17 @@ def single_logit_row(
     assert squares is not None  # what has peaks has logits
     token, place = int(squares.argmax()), place_in_words(row, subject.lengths)
     reach = f"{multiple(float(peaks[row]))} the others at {place}"
-    figures = SingleLogitFigures(
-        compute_dtype=subject.dtype,
-        ratio_to_others=float(peaks[row]),
-        largest_ratio_allowed=LARGEST_PEAK,
-        positions_beyond=len(rows),
-        first=place_of(row, subject.lengths),
-        token=token,
+    return Evidence(
+        SINGLE_LOGIT,
+        "logits compared with the others at their position",
+        SingleLogitFigures(
+            compute_dtype=subject.dtype,
+            ratio_to_others=float(peaks[row]),
+            largest_ratio_allowed=LARGEST_PEAK,
+            positions_beyond=len(rows),
+            first=place_of(row, subject.lengths),
+            token=token,
+        ),
+        FAILED,
+        f"Token {token} differs by {reach}: rounding moves no logit alone.",
     )
-    control = "logits compared with the others at their position"
-    says = f"Token {token} differs by {reach}: rounding moves no logit alone."
-    return Evidence(SINGLE_LOGIT, control, figures, FAILED, says)

@@ -52,10 +52,14 @@ def truncation_row(
     elif most.value == 0:
         says = f"{who} rows of zeros at {place}: padding, or rows that were never written."
     mine, theirs = (side.filling.rows for side in sides)
-    figures = TruncationFigures(
-        reference_filled_rows=mine,
-        variant_filled_rows=theirs,
-        least_other_logits=least,
+    return Evidence(
+        TRUNCATION,
+        "rows that one single value fills to more than a half",
+        TruncationFigures(
+            reference_filled_rows=mine,
+            variant_filled_rows=theirs,
+            least_other_logits=least,
+        ),
+        outcome,
+        says,
     )
-    control = "rows that one single value fills to more than a half"
-    return Evidence(TRUNCATION, control, figures, outcome, says)

@@ -134,14 +134,13 @@ def close(
     Args: as of `compare_errors`.
     """
     __tracebackhide__ = True
-    found = compare_errors(
+    compare_errors(
         actual,
         expected,
         exact,
         dtype=dtype,
         may_be_rounded=may_be_rounded,
-    )
-    found.check()
+    ).check()
 
 
 def compare_errors(
@@ -175,8 +174,8 @@ def compare_errors(
     is_given = bool(trusted)
     if not is_given:
         trusted = [_rounded(exact_values, fmt)]
-    is_nan = np.isnan(values) & np.isnan(trusted[0])
-    differing = int(np.count_nonzero((values != trusted[0]) & ~is_nan))
+    is_equal = (values == trusted[0]) | (np.isnan(values) & np.isnan(trusted[0]))
+    differing = int(np.count_nonzero(~is_equal))
     conclude = partial(
         ErrorComparison,
         dtype=fmt.name,
@@ -390,12 +389,11 @@ def _conclude(errors: _Errors, differing: int, *, is_given: bool) -> ErrorCompar
     actual, *trusted = [directions(each, sample) for each in errors.all]
     direction_limits = IN_16_BITS if errors.fmt.bits <= 16 else IN_FLOAT32
     found = compare_directions(actual, trusted, rounding, larger, direction_limits)
-    faults = [each for each in found if each.is_fault]
     verdict, because = _verdict(
         errors,
         ratio,
         places,
-        faults,
+        [each for each in found if each.is_fault],
         most,
         is_given=is_given,
     )
@@ -517,8 +515,7 @@ def _verdict(
     *,
     is_given: bool,
 ) -> tuple[str, str]:
-    dtype = errors.fmt.name
-    measure = "the trusted ones" if is_given else f"those of rounding to {dtype}"
+    measure = "the trusted ones" if is_given else f"those of rounding to {errors.fmt.name}"
     size = f"errors are {multiple(ratio)} {measure}"
     fault = most_telling(faults) if faults else None
     share = min(1.0, (fault.size / ratio) ** 2) if fault else 0.0

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from ..errors import ExtraError, UsageError
@@ -75,8 +76,7 @@ def judge_op(
     wide = [each.double() if _is_floating(each) else each for each in inputs]
     exact = _run(reference, wide, gradients=gradients)
     draws = draws_of(
-        lambda: _run(reference, inputs, gradients=gradients),
-        (),
+        partial(_run, reference, inputs, gradients=gradients),
         dtype,
     )
     actual = _run(function, inputs, gradients=gradients)
@@ -98,16 +98,12 @@ def judge_op(
     )
 
 
-def draws_of(
-    reference: Callable[..., Any],
-    inputs: Sequence[Any],
-    dtype: torch.dtype,
-) -> list[Any]:
+def draws_of(reference: Callable[[], Any], dtype: torch.dtype) -> list[Any]:
     """Return eight randomized roundings of what a reference returns."""
     drawn = []
     for seed in range(_DRAWS):
         with DrawnRounding(dtype, seed) if dtype in DTYPES else DrawnErrors(seed):
-            drawn.append(reference(*inputs))
+            drawn.append(reference())
     return drawn
 
 
@@ -155,8 +151,7 @@ def _gradients(outputs: Sequence[torch.Tensor], inputs: Sequence[Any]) -> _Resul
     projections = []
     for number, output in enumerate(outputs):
         # one of its own for each: drawn errors call every operation twice
-        generator = torch.Generator().manual_seed(number)
-        normal = torch.randn(output.shape, generator=generator)
+        normal = torch.randn(output.shape, generator=torch.Generator().manual_seed(number))
         # the same numbers in every dtype, which drawn roundings leave as they are
         projection = (32 * normal).round() / 32
         projections.append(projection.to(output.device, output.dtype))

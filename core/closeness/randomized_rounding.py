@@ -12,7 +12,25 @@ _SPARE_BITS = {torch.bfloat16: 16, torch.float16: 13}
 DTYPES = tuple(_SPARE_BITS)
 
 
-class DrawnRounding(TorchDispatchMode):
+class _Draws(TorchDispatchMode):
+    """Draw what operations return anew for one forward, alike for the same seed."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self._seed = seed
+        self._calls = 0
+
+    @property
+    def _seed_of_call(self) -> int:
+        return self._seed * 1_000_003 + self._calls
+
+    def _is_view(self, func: Any) -> bool:
+        """Count a call; return whether it returns no new numbers."""
+        self._calls += 1
+        return any(each.alias_info for each in func._schema.returns)
+
+
+class DrawnRounding(_Draws):
     """Draw every rounding to `dtype` anew for one forward, alike for the same seed; not in-place
     operations.
 
@@ -25,10 +43,8 @@ class DrawnRounding(TorchDispatchMode):
         seed: int,
         weights: dict[torch.Tensor, torch.Tensor] | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(seed)
         self._dtype = dtype
-        self._seed = seed
-        self._calls = 0
         self._weights = weights
         self.roundings = 0
 
@@ -40,9 +56,7 @@ class DrawnRounding(TorchDispatchMode):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
-        self._calls += 1
-        is_view = any(each.alias_info is not None for each in func._schema.returns)
-        if is_view or func._schema.is_mutable:
+        if self._is_view(func) or func._schema.is_mutable:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
         floats = [
@@ -92,8 +106,7 @@ class DrawnRounding(TorchDispatchMode):
         """
         bits = wide.contiguous().view(torch.int32)
         spare = _SPARE_BITS[self._dtype]
-        seed = self._seed * 1_000_003 + self._calls
-        moves = bits.mul(-1640531535).add_((seed * 0x9E3779B1) & 0x7FFFFFFF)
+        moves = bits.mul(-1640531535).add_((self._seed_of_call * 0x9E3779B1) & 0x7FFFFFFF)
         moves = moves.bitwise_xor_(moves >> 15).mul_(-2048144777).bitwise_right_shift_(33 - spare)
         # copies, gathered rows and infinities need no rounding
         is_exact = bits.bitwise_and((1 << spare) - 1) == 0
@@ -133,16 +146,11 @@ _ALONG = {
 }
 
 
-class DrawnErrors(TorchDispatchMode):
+class DrawnErrors(_Draws):
     """Draw the errors of float32 operations anew for one call, alike for the same seed.
 
     Sums run in another order; the error of each result, compared with float64, gets another sign.
     """
-
-    def __init__(self, seed: int) -> None:
-        super().__init__()
-        self._seed = seed
-        self._calls = 0
 
     def __torch_dispatch__(
         self,
@@ -152,8 +160,7 @@ class DrawnErrors(TorchDispatchMode):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
-        self._calls += 1
-        if any(each.alias_info is not None for each in func._schema.returns):
+        if self._is_view(func):
             return func(*args, **kwargs)
         result = self._reordered(func, args, kwargs)
         first = _first(result)
@@ -191,12 +198,12 @@ class DrawnErrors(TorchDispatchMode):
         return func(*args, **kwargs)
 
     def _order(self, tensor: torch.Tensor, axis: int) -> torch.Tensor:
-        generator = torch.Generator().manual_seed(self._seed * 1_000_003 + self._calls)
+        generator = torch.Generator().manual_seed(self._seed_of_call)
         return torch.randperm(tensor.shape[axis], generator=generator).to(tensor.device)
 
     def _signs(self, wide: torch.Tensor) -> torch.Tensor:
         """Return -1 or 1 by a hash of each value's bits: equal values have equal errors."""
-        seed = (self._seed * 1_000_003 + self._calls) * 0x9E3779B9
-        hashes = wide.contiguous().view(torch.int64).mul(-7046029254386353131).add_(seed)
+        hashes = wide.contiguous().view(torch.int64).mul(-7046029254386353131)
+        hashes = hashes.add_(self._seed_of_call * 0x9E3779B9)
         hashes = hashes.bitwise_xor_(hashes >> 31).mul_(-4658895280553007687)
         return torch.where(hashes < 0, -1.0, 1.0).double()

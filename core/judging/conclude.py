@@ -73,25 +73,24 @@ def conclude(
     rows = tuple(sorted(without_leaks_of_unsteady_sides(evidence), key=lambda row: row.check.order))
     name, row = _decide(rows, is_bit_identical, has_experts=has_experts)
     cause = next(iter(causes), None)
-    figures = None if row is None else row.figures
     # a NaN says more than what caused it
-    is_of_a_nan = isinstance(figures, NumbersFigures) and figures.token is not None
+    is_of_a_nan = row and isinstance(row.figures, NumbersFigures) and row.figures.token is not None
     if name not in _BY_CAUSE or is_of_a_nan:
         cause = None
-    because = _BY_ITSELF[name] if row is None else row.says
-    if cause is not None:
+    because = row.says if row else _BY_ITSELF[name]
+    if cause:
         because = cause.says
-    if name == BUG_SUSPECTED and row is not None:
-        has_place = row.figures.names_position if cause is None else cause.names_positions
+    if name == BUG_SUSPECTED and row:
+        has_place = cause.names_positions if cause else row.figures.names_position
         clauses = []
-        if first_place is not None and not has_place:
+        if first_place and not has_place:
             clauses.append(f", from {words_of(first_place, lengths)}")
         token = find_token()  # for which a model runs once more
         if token is not None:
             clauses.append(f", at token {token}")
         if module:
             clauses.append(f", at {module}")
-        doubt = undeclared_precision(row, rows) if cause is None else ""
+        doubt = "" if cause else undeclared_precision(row, rows)
         if doubt:
             because = doubt
             clauses = []
@@ -117,7 +116,7 @@ def _decide(
         some = [row for row in rows if row.group == group and row.outcome == outcome]
         return min(
             some,
-            key=lambda row: row.side is None,
+            key=lambda row: not row.side,
             default=None,
         )
 
@@ -125,17 +124,17 @@ def _decide(
         return INVALID_DUMP, invalid
     # both sides may be in one, each nothing else
     precisions = [row for row in rows if row.group == PRECISION]
-    is_lower = bool(precisions) and all(row.outcome == PASSED for row in precisions)
+    is_lower = {row.outcome for row in precisions} == {PASSED}
     deciding = [SAMPLER, NEIGHBOURS, STATE]
     if not is_lower:
         deciding += [FLOAT32, OWN_DTYPE]
     bug = next(filter(None, map(first, deciding)), None)
     rerun = first(RERUN)
-    if bug is None and rerun is not None and getattr(rerun.figures, "beyond_noise_floor", False):
+    if not bug and rerun and getattr(rerun.figures, "beyond_noise_floor", False):
         bug = rerun
-    if bug is not None:
+    if bug:
         return BUG_SUSPECTED, first(PRECISION) or bug
-    if rerun is not None:
+    if rerun:
         return NONDETERMINISTIC, rerun
     if is_lower:
         return LOWER_PRECISION, precisions[0]
@@ -153,7 +152,7 @@ def _decide(
     likely = [
         row for row in rows if row.outcome != MISSING and row.check.if_passed == LIKELY_ROUNDING
     ]
-    if likely and all(row.outcome == PASSED for row in likely):
+    if {row.outcome for row in likely} == {PASSED}:
         # each side is as far from the exact result as its roundings are, at every position
         is_measured = any(row.check == DRAWN for row in likely) and not has_experts
         name = ROUNDING if is_measured else LIKELY_ROUNDING

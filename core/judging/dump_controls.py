@@ -7,7 +7,14 @@ from functools import cached_property
 import numpy as np
 
 from ..cause import Cause
-from ..checks.arrays_alone import FLOAT32_STEPS, LEAST_VALUES, MOST_PEAK, ROW_ULPS
+from ..checks.arrays_alone import (
+    FLOAT32_STEPS,
+    LARGEST_LOGIT,
+    LEAST_VALUES,
+    MOST_PEAK,
+    ROW_ULPS,
+    screening_row,
+)
 from ..checks.drawn import Exact
 from ..checks.narrowing import AGAINST_EXACT, NARROWING, narrowing_row
 from ..checks.other_rows import OtherPromptsFigures, OtherRows
@@ -18,8 +25,9 @@ from ..checks.shrink import shrink_row
 from ..checks.single_logit import LARGEST_PEAK
 from ..evidence import Evidence
 from ..numerics.arrays import Floats
-from ..numerics.formats import FLOAT32
+from ..numerics.formats import FLOAT32, spacings
 from ..numerics.side_divergence import ALIKE, FEW, Divergence, peaks_of, systematic_error
+from ..numerics.totals import beyond_noise
 from ..runs.file.records import Generation
 from ..runs.measured import Measured
 from ..verdict import Verdict
@@ -27,7 +35,7 @@ from .controls import Controls, NotAvailableError
 from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import judge
-from .validity import may_be_16_bits, not_finite_of, sampling, screen
+from .validity import may_be_16_bits, not_finite_of, sampling
 from .values import order_row, scale_of_values, some_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
@@ -37,14 +45,14 @@ MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpContro
 
 @dataclass
 class UploadedControls:
-    """Figures of a run's controls. by_kind: by kind and side: `rerun` and `neighbours` of a side
+    """Figures of a run's controls. measured: by kind and side: `rerun` and `neighbours` of a side
     from its rerun, `float32` of a variant from the reference in float32, `narrowing` of one from
     itself in float32, or from the exact result; floor: or the reason why its paths are none;
     controls: their names, `model` among them; exact: errors of all sides, if there are trusted
     results to compare them with.
     """
 
-    by_kind: dict[str, dict[str, Divergence]] = field(default_factory=dict)
+    measured: dict[tuple[str, str], Divergence] = field(default_factory=dict)
     floor: NoiseFloor | str = ""
     has_experts: bool = False
     controls: frozenset[str] = frozenset()
@@ -55,7 +63,7 @@ def judge_upload(
     figures: Measured,
     validity: Sequence[Sequence[Evidence]],
     generations: Sequence[Generation],
-    uploads: UploadedControls | None = None,
+    uploads: UploadedControls,
     earlier: Sequence[Verdict] = (),
     make_controls: MakeControls | None = None,
 ) -> list[Verdict]:
@@ -74,7 +82,7 @@ def judge_upload(
         controls = make(
             figures,
             pair,
-            uploads or UploadedControls(),
+            uploads,
             rows,
         )
         verdict = replace(judge(controls, earlier_by_pair.get(pair)), pair=pair)
@@ -112,22 +120,27 @@ class DumpControls(Controls):
         rows = list(self.rows)
         errors = self._uploaded("narrowing")
         # with trusted results, `exact` compares the errors of the sides
-        has_errors = len(errors) == len(self.names) and self.uploads.exact is None
+        has_errors = len(errors) == len(self.names) and not self.uploads.exact
         if has_errors and self.squares.any():
-            check = NARROWING if "float32" in self.uploads.controls else AGAINST_EXACT
             # what is left of a side that computes in float32
             spacing = self.figures.spacing(self.index, (0, self.header.rows))[self.squares > 0]
             one_rounding = float(np.sqrt(np.square(spacing).mean() / 12))
-            rows.append(narrowing_row(self, errors, one_rounding, check))
+            rows.append(
+                narrowing_row(
+                    self,
+                    errors,
+                    one_rounding,
+                    NARROWING if "float32" in self.uploads.controls else AGAINST_EXACT,
+                )
+            )
         if not self.header.has_tokens and self.figures.has_all_logits:
-            order = order_row(self.figures, self.index)
-            rows += [order] if order is not None else []
+            rows += filter(None, [order_row(self.figures, self.index)])
         return rows
 
     def _uploaded(self, kind: str) -> dict[str, Divergence]:
         """Return the divergences of the pair's sides."""
-        by_name = self.uploads.by_kind.get(kind, {})
-        return {name: by_name[name] for name in self.names if name in by_name}
+        every = self.uploads.measured
+        return {name: every[kind, name] for name in self.names if (kind, name) in every}
 
     def pair(self, dtype: str) -> Pair:
         if dtype == self.dtype:
@@ -139,7 +152,7 @@ class DumpControls(Controls):
             )
         # of other dtypes nothing is uploaded
         wide = self._uploaded(dtype).get(self.names[1])
-        if wide is None:
+        if not wide:
             is_given = "float32" in self.uploads.controls
             missing = f"'{self.names[1]}' in {dtype}" if is_given else f"the same pair in {dtype}"
             raise NotAvailableError(
@@ -160,7 +173,7 @@ class DumpControls(Controls):
 
     def exact(self) -> Exact:
         exact = self.uploads.exact
-        if exact is None:
+        if not exact:
             raise NotAvailableError("")
         return replace(exact, errors={name: exact.errors[name] for name in self.names})
 
@@ -179,9 +192,8 @@ class DumpControls(Controls):
         }
         squares = np.max([other.squares for other in others], axis=0) if others else None
         mismatches = max((other.nonfinite_mismatch for other in others), default=0)
-        control = " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call"
         return Rerun(
-            control,
+            " and ".join(f"'{name}'" for name in again) + ", uploaded again from another call",
             tuple(again),
             tuple(unstable),
             squares,
@@ -192,20 +204,24 @@ class DumpControls(Controls):
     def neighbours(self) -> list[OtherRows]:
         rows = []
         for name, other in self._uploaded("neighbours").items():
-            control = f"'{name}' uploaded again, with other requests in its batch"
-            figures = OtherPromptsFigures(
-                bit_identical=bool(other.is_bit_identical),
-                neq=other.neq,
-                rms_logits=other.rms,
+            rows.append(
+                OtherRows(
+                    name,
+                    f"'{name}' uploaded again, with other requests in its batch",
+                    OtherPromptsFigures(
+                        bit_identical=bool(other.is_bit_identical),
+                        neq=other.neq,
+                        rms_logits=other.rms,
+                    ),
+                )
             )
-            rows.append(OtherRows(name, control, figures))
         return rows
 
     def without_floor(self, wide: Pair) -> list[Evidence]:
         """Compare how far the pair is apart in 16 bits and in float32: rounding shrinks with the
         precision.
         """
-        if self.header.format is FLOAT32 or wide.not_finite is not None:
+        if self.header.format is FLOAT32 or wide.not_finite:
             return []
         return [shrink_row(self, self.squares, wide.squares, self.available)]
 
@@ -228,14 +244,30 @@ class DumpControls(Controls):
         return [differing_row(rows, self.lengths)] if len(rows) else []
 
     def arrays_alone(self) -> Evidence | None:
-        causes = [cause.says for cause in self.causes]
-        return screen(
-            self.header,
-            self.columns,
-            causes,
-            has_experts=self.has_experts,
-            scale=self._scale,
+        columns = self.columns
+        rms = np.nan_to_num(columns["rms_row_ulps"])
+        peak = flips = None
+        kl = 0.0
+        is_masked = False
+        if self._scale:
+            rms, peak = self._scale
+        else:
+            kl = float(np.nan_to_num(columns["kl"]).mean())
+            flips = int(beyond_noise(columns).sum())
+            (largest_step,) = spacings(np.array([LARGEST_LOGIT]), self.header.format)
+            with np.errstate(invalid="ignore", divide="ignore"):
+                steps = columns["rms"] / columns["rms_row_ulps"]
+            is_masked = bool((steps >= largest_step).any())
+        return screening_row(
+            self,
+            rms,
+            kl=kl,
+            flips=flips,
+            causes=[cause.says for cause in self.causes],
+            may_be_16_bits=may_be_16_bits(self.header),
+            peak=peak,
             systematic=self._systematic_share(),
+            is_masked=is_masked,
         )
 
     def _systematic_share(self) -> float:

@@ -15,9 +15,7 @@ from ..progress import STORING, Progress
 from ..rl.array_files import is_batch
 from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, Dump, open_dump
 from ..runs.measured import MemoryRun
-from .dump_controls import judge_upload
-from .uploaded_controls import controls_in
-from .validity import checks_of
+from .uploaded_controls import judge_dump
 
 if TYPE_CHECKING:
     from ..runs.reader import RunReader
@@ -74,11 +72,5 @@ def _compare(dump: Dump, on_progress: Progress) -> MemoryRun:
         filling.see(bits)
     run = MemoryRun(header, sides)
     on_progress(STORING, dump.rows, dump.rows)
-    controls = controls_in(dump, run)
-    run.verdicts = judge_upload(
-        run,
-        checks_of(run, fillings),
-        dump.generations,
-        controls,
-    )
+    run.verdicts = judge_dump(dump, run, fillings)
     return run

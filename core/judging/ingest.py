@@ -30,10 +30,8 @@ from ..runs.store.cards import read_runs
 from ..runs.store.store import Store
 from ..runs.writer import RunWriter
 from ..text import clean, plural
-from .dump_controls import judge_upload
 from .lists import judge_responses, judge_tokens
-from .uploaded_controls import controls_in
-from .validity import checks_of
+from .uploaded_controls import judge_dump
 
 WHOLE_ROWS_ONLY = (
     "compute dtype, reference, holds, exact and mixture of experts are for whole rows of logits,"
@@ -117,14 +115,7 @@ def store_dump(
             on_progress(STORING, row + len(sides[0]), dump.rows)
         for generation in dump.generations:
             writer.write_generation(generation)
-        figures = writer.figures()
-        verdicts = judge_upload(
-            figures,
-            checks_of(figures, fillings),
-            dump.generations,
-            controls_in(dump, figures),
-        )
-        for verdict in verdicts:
+        for verdict in judge_dump(dump, writer.figures(), fillings):
             writer.write_verdict(verdict)
         return writer.finish()
 
@@ -204,7 +195,7 @@ def describe(
             "tokens": tokens,
             **({} if dump.has_tokens else {"holds": VALUES}),
             "emitted": len(dump.generations),
-            "exact": "" if dump.exact is None else clean(dump.exact.name),
+            "exact": clean(dump.exact.name) if dump.exact else "",
             "meta": dump.meta,
             "warnings": list(dump.warnings),
             "logits_bytes": dump.nbytes,

@@ -12,9 +12,8 @@ from functools import partial
 import numpy as np
 
 from ..checks.choices import ChoicesFigures
-from ..checks.drawn import DRAWN, drawn_control, error_rows, other_dtype
+from ..checks.drawn import DRAWN, error_rows
 from ..checks.from_model import from_model_row
-from ..checks.lower_precision import CONTROL as PRECISIONS_CONTROL
 from ..checks.lower_precision import PRECISIONS, PrecisionVerdict
 from ..checks.modules_alone import AloneFigures
 from ..checks.modules_in_16_bits import ModuleRoundingFigures
@@ -22,18 +21,18 @@ from ..checks.narrowing import AGAINST_EXACT, NARROWING
 from ..checks.other_rows import other_rows_row
 from ..checks.outliers import outliers_row, structure_of
 from ..checks.pair import (
+    CHOOSES_KEYS,
     OTHER_16_BITS,
     OWN,
+    PRECISION_IS_OPEN,
     WIDE,
     WIDE_DTYPES,
     WIDE_PAIR,
     Pair,
     not_finite_row,
-    open_row,
     pair_check,
     pair_control,
     pair_row,
-    row_without_precision,
     uncertain_row,
 )
 from ..checks.rerun import rerun_over_floor, rerun_row
@@ -135,7 +134,7 @@ class _Trial:
     @property
     def is_open(self) -> bool:
         """True if float32 decides nothing."""
-        return not any(_is_decided_by_float32(row) for row in self.evidence)
+        return not any(map(_is_decided_by_float32, self.evidence))
 
     def has_failed(self, *groups: str) -> bool:
         return any(row.group in groups and row.outcome == FAILED for row in self.evidence)
@@ -151,8 +150,10 @@ class _Trial:
             return
         figures = Unmeasured()
         if check == WIDE_PAIR:
-            narrow = dict(self.controls.only_16_bits) or None
-            figures = Unmeasured(controls=self.controls.available, computes_in=narrow)
+            figures = Unmeasured(
+                controls=self.controls.available,
+                computes_in=dict(self.controls.only_16_bits) or None,
+            )
         self.add(Evidence(check, control, figures, MISSING, str(error)))
 
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
@@ -162,10 +163,10 @@ class _Trial:
         try:
             floor = controls.floor(dtype)
         except CaptureError as error:
-            if pair.not_finite is None:
-                self.add_missing(pair_check(dtype), pair_control(controls, dtype), error)
-            else:
+            if pair.not_finite:
                 self.add(not_finite_row(controls, dtype, pair.not_finite))
+            else:
+                self.add_missing(pair_check(dtype), pair_control(controls, dtype), error)
             return False
         row, test = pair_row(controls, dtype, pair, floor, limits)
         is_beyond_at_few = not test.is_passed and test.ratio <= limits.over_all
@@ -177,6 +178,9 @@ class _Trial:
         self.add(row)
         self.floors[dtype] = floor.squares
         self.tests[dtype] = test
+        # is each recorded side what the model computes? If neither is, its floor says nothing
+        if dtype == self.dtype and (squares := controls.from_model()):
+            self.add(from_model_row(controls, squares, floor.squares))
         return True
 
     # ---- checks, in order
@@ -187,7 +191,6 @@ class _Trial:
         if self.is_16_bits:
             is_other = any(dtype != self.dtype for dtype in self.controls.only_16_bits.values())
             self.compare(self.dtype, self.own, OTHER_16_BITS if is_other else OWN)
-            self.from_model()
 
     def in_float32(self) -> None:
         """Compare the pair in float32 with the noise floor: of a sound pair it is one more order of
@@ -200,25 +203,21 @@ class _Trial:
             return
         if not self.compare("float32", pair, WIDE):
             self.evidence += self.controls.without_floor(pair)
-        elif not self.is_16_bits:
-            self.from_model()
 
     def in_float64(self) -> None:
         """Compare a mixture of experts in float64: in float32 near ties of the router choose other
         experts.
         """
         single = self.tests.get("float32")
-        if single is None or not single.is_finite or single.is_larger_everywhere:
+        if not single or not single.is_finite or single.is_larger_everywhere:
             return
         reason: str | None = None
         index = next(n for n, row in enumerate(self.evidence) if row.check == WIDE_PAIR)
         try:
             pair = self.controls.pair("float64")
-            floor = self.controls.floor("float64")
-            double = floor_test(pair.sizes, floor.squares, WIDE)
-            median = np.median(double.by_position)
-            is_of_float32 = WIDE.over_all < median <= WIDE.over_all * _FLOAT32_OVER_FLOAT64
-            if not double.is_passed and is_of_float32:
+            double = floor_test(pair.sizes, self.controls.floor("float64").squares, WIDE)
+            over_limit = np.median(double.by_position) / WIDE.over_all
+            if not double.is_passed and 1 < over_limit <= _FLOAT32_OVER_FLOAT64:
                 return
             self.compare("float64", pair, WIDE)
         except StaysInFloat32Error:
@@ -227,25 +226,24 @@ class _Trial:
             if single.is_passed:
                 return
             reason = str(error)
-        self.evidence[index] = uncertain_row(
-            self.evidence[index],
-            single.ratio,
-            reason,
-        )
+        self.evidence[index] = uncertain_row(self.evidence[index], single.ratio, reason)
 
     def in_16_bits(self) -> None:
         """Compare each side's error to the model's float32 forward with that of randomized
         rounding.
         """
-        if not self.is_16_bits or self.own.is_identical or self.own.not_finite is not None:
+        if not self.is_16_bits or self.own.is_identical or self.own.not_finite:
             return
         try:
             for side, dtype in self.controls.only_16_bits.items():
                 if dtype != self.dtype:
-                    raise NotAvailableError(other_dtype(side, dtype))
+                    raise NotAvailableError(
+                        f"'{side}' computes in {dtype}: load the model in that dtype to compare its"
+                        " rounding.",
+                    )
             exact = self.controls.exact()
         except CaptureError as error:
-            self.add_missing(DRAWN, drawn_control(self.dtype), error)
+            self.add_missing(DRAWN, f"randomized rounding to {self.dtype}", error)
             return
         tests = error_rows(
             exact,
@@ -259,9 +257,8 @@ class _Trial:
             if row.outcome in (PASSED, FAILED):
                 self.error_tests[str(row.side)] = test
         outcomes = {row.outcome for row, _ in tests}
-        wide = self.wide
         # a fault in float32 too is looked for in its modules alone
-        is_of_16_bits = FAILED in outcomes and wide is not None and wide.is_passed
+        is_of_16_bits = FAILED in outcomes and self.wide and self.wide.is_passed
         if outcomes <= {PASSED} or is_of_16_bits:
             self.evidence += self.controls.module_rounding()
 
@@ -272,17 +269,6 @@ class _Trial:
         is_beyond = self.has_failed(*_BY_SIZE)
         for row in self.controls.choices():
             self.add(replace(row, outcome=NOTED) if is_beyond and row.outcome == FAILED else row)
-
-    def from_model(self) -> None:
-        """Is each recorded side what the model computes for these tokens? If neither is, its floor
-        says nothing.
-        """
-        try:
-            squares = self.controls.from_model()
-        except NotAvailableError:
-            return
-        if self.dtype in self.floors:
-            self.add(from_model_row(self.controls, squares, self.floors[self.dtype]))
 
     def rerun(self) -> None:
         """Check whether each side repeats its bits when it is called again; if not, how far in
@@ -307,13 +293,13 @@ class _Trial:
     def lower_precision(self) -> None:
         """Is a side that fails the same function in a lower precision?"""
         dtype = self.wide_dtype
-        if self.wide is not None and not self.wide.is_passed:
+        if self.wide and not self.wide.is_passed:
             tests = {dtype: self.wide}
         else:
             dtype = self.dtype
             tests = {side: each for side, each in self.error_tests.items() if not each.is_passed}
-        are_finite = all(each.is_finite for each in tests.values())
-        if not tests or not are_finite or self.controls.chooses_keys:
+        is_infinite = not all(each.is_finite for each in tests.values())
+        if not tests or is_infinite or self.controls.chooses_keys:
             return
         try:
             self.precisions = self.controls.lower_precision(
@@ -322,7 +308,7 @@ class _Trial:
                 also_in_16_bits=self.has_failed(OWN_DTYPE),
             )
         except CaptureError as error:
-            self.add_missing(PRECISIONS, PRECISIONS_CONTROL, error)
+            self.add_missing(PRECISIONS, "lower precisions that engines offer", error)
         self.evidence += [each.evidence for each in self.precisions]
 
     # ---- conclusion
@@ -333,23 +319,23 @@ class _Trial:
         dtype = self.wide_dtype
         failed = [each for each in self.error_tests.values() if not each.is_passed]
         # in 16 bits if the widest passed and an error did not
-        if failed and (deciding is None or deciding.is_passed):
+        if failed and (not deciding or deciding.is_passed):
             deciding = failed[0]
             dtype = self.dtype
         measure = deciding or self.tests.get(self.dtype)
-        ratio = None if measure is None else measure.noise_ratio
+        ratio = measure.noise_ratio if measure else None
         mismatches = [pair.not_finite for pair in self.pairs.values()]
-        not_finite = next((each for each in mismatches if each is not None), None)
-        if deciding is not None and not deciding.is_finite:
+        not_finite = next(filter(None, mismatches), None)
+        if deciding and not deciding.is_finite:
             not_finite = None  # its own outliers say where
         takes_others = any(
             isinstance(row.figures, ChoicesFigures) and row.outcome == FAILED
             for row in self.evidence
         )
-        if not_finite is not None or takes_others:
+        if not_finite or takes_others:
             ratio = None
         place, module = self.place_and_module(deciding, dtype, not_finite)
-        if earlier is not None:
+        if earlier:
             is_decided = self.is_open and any(map(_is_decided_by_float32, earlier.evidence))
             self.carry_over(earlier.evidence, is_decided=is_decided)
             if is_decided:
@@ -368,7 +354,11 @@ class _Trial:
             causes=self.controls.causes,
             has_experts=self.controls.has_experts and not self.controls.replays,
         )
-        return replace(verdict, floors=self.floor_rows)
+        floors = []
+        for floor_dtype, floor in self.floors.items():
+            pair_rms = np.sqrt(self.pairs[floor_dtype].squares)
+            floors.append(FloorRows(floor_dtype, pair_rms, np.sqrt(floor.mean(axis=0))))
+        return replace(verdict, floors=tuple(floors))
 
     def place_and_module(
         self,
@@ -381,17 +371,17 @@ class _Trial:
         """
         controls = self.controls
         module = ""
-        beyond = deciding if deciding is not None and not deciding.is_passed else None
-        outliers = np.zeros(0, np.int64) if deciding is None else deciding.outliers
+        beyond = None if not deciding or deciding.is_passed else deciding
+        outliers = deciding.outliers if deciding else np.zeros(0, np.int64)
         structure = structure_of(outliers, self.lengths, controls.blocks)
         place = structure.first
         faults = [each for each in self.precisions if each.evidence.outcome == FAILED]
-        if not_finite is not None:
+        if not_finite:
             place = not_finite.place(self.lengths)
             module = controls.source_of(not_finite)
-        elif deciding is None:
+        elif not deciding:
             place = self.place_without_floor()
-        if beyond is not None and beyond is self.wide and not controls.chooses_keys:
+        if beyond and beyond is self.wide and not controls.chooses_keys:
             sides = [each.evidence.side for each in faults]
             rows = controls.modules(beyond.position.worst_place, sides, dtype)
             self.evidence += rows
@@ -399,7 +389,7 @@ class _Trial:
             module = next((each.first_module for each in alone if each.first_module), module)
             on_top = [each.first for each in alone if each.bits is not None and each.first]
             place = on_top[-1] if on_top else place  # of a fault on top of a lower precision
-        elif beyond is not None and not_finite is None:
+        elif beyond and not not_finite:
             for row in self.evidence:
                 # in 16 bits
                 if isinstance(row.figures, ModuleRoundingFigures):
@@ -410,21 +400,12 @@ class _Trial:
             place = faults[0].place if faults else None
             if any(each.is_of_choices for each in faults):
                 module = ""  # alone, modules show the precision
-        if beyond is not None and not_finite is None:
+        if beyond and not not_finite:
             self.add(outliers_row(structure, place, beyond, dtype, self.lengths))
         for row in self.evidence:
-            if place is None and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
+            if not place and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
-
-    @property
-    def floor_rows(self) -> tuple[FloorRows, ...]:
-        rows = []
-        for dtype, floor in self.floors.items():
-            pair_rms = np.sqrt(self.pairs[dtype].squares)
-            floor_rms = np.sqrt(floor.mean(axis=0))
-            rows.append(FloorRows(dtype, pair_rms, floor_rms))
-        return tuple(rows)
 
     def place_without_floor(self) -> tuple[int, int] | None:
         """Return a place that does not shrink from 16 bits to float32, else add the positions that
@@ -443,7 +424,7 @@ class _Trial:
 
     def token(self, test: FloorTest | None, dtype: str) -> int | None:
         """Return the token at which all of the difference is, None if it is at several."""
-        if test is None or not test.is_finite or not len(test.outliers):
+        if not test or not test.is_finite or not len(test.outliers):
             return None
         tokens = set()
         for row in {int(test.outliers[0]), test.position.worst_place}:
@@ -458,16 +439,15 @@ class _Trial:
 
         A NaN is not made by a choice.
         """
-
-        def is_by_size(row: Evidence) -> bool:
-            return row.group in _BY_SIZE and not getattr(row.figures, "nonfinite_mismatch", 0)
-
-        has_failed = any(row.outcome == FAILED and is_by_size(row) for row in self.evidence)
-        if not has_failed or not self.controls.chooses_keys:
-            return
+        by_size = {}
         for index, row in enumerate(self.evidence):
-            if is_by_size(row) and row.outcome != NOTED:
-                self.evidence[index] = open_row(row)
+            is_of_a_nan = getattr(row.figures, "nonfinite_mismatch", 0)
+            if row.group in _BY_SIZE and row.outcome != NOTED and not is_of_a_nan:
+                by_size[index] = row
+        has_failed = any(row.outcome == FAILED for row in by_size.values())
+        if has_failed and self.controls.chooses_keys:
+            for index, row in by_size.items():
+                self.evidence[index] = replace(row, outcome=MISSING, says=CHOOSES_KEYS)
 
     def add_arrays_alone(self) -> None:
         """Screen the arrays themselves, if nothing in 16 bits or float32 decides.
@@ -483,8 +463,8 @@ class _Trial:
             row.group in _OF_ARRAYS or row.outcome == MISSING or row.check == AGAINST_EXACT
             for row in self.evidence
         )
-        if screening is not None and (is_alone or screening.outcome == FAILED):
-            self.evidence.append(screening)
+        if screening and (is_alone or screening.outcome == FAILED):
+            self.add(screening)
 
     def carry_over(self, earlier: Sequence[Evidence], *, is_decided: bool) -> None:
         """Add the evidence of earlier controls on every check not made now. is_decided: by float32
@@ -502,7 +482,7 @@ class _Trial:
         # shown in 16 bits, which hide a fault on top of it
         for index, row in enumerate(self.evidence):
             if row.group == FLOAT32 and row.outcome == FAILED:
-                self.evidence[index] = row_without_precision(row)
+                self.evidence[index] = replace(row, outcome=MISSING, says=PRECISION_IS_OPEN)
 
 
 def _is_decided_by_float32(row: Evidence) -> bool:

@@ -70,7 +70,7 @@ class _Lists:
         for cause in self.simple_causes[:1]:
             if cause.is_fault or self.parting or not placeholders:
                 return cause.says
-        if self.parting is not None:
+        if self.parting:
             place = f"position {self.parting.parting:,} of prompt {self.parting.prompt}"
             return f"the inputs differ from {place} on"
         if placeholders:
@@ -92,12 +92,14 @@ class _Lists:
 
 def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
     """Judge one pair. others: evidence of its reruns; floor: of a model's noise floor."""
-    sent = response_rows(lists.pair, has_other_inputs=lists.parting is not None)
-    rows = [*([floor] if floor else []), *sent, *others]
+    rows = [
+        *filter(None, [floor]),
+        *response_rows(lists.pair, has_other_inputs=bool(lists.parting)),
+        *others,
+    ]
     for cause in lists.simple_causes[:1]:
         if cause.is_fault:
-            control = "the lists alone"
-            rows.append(Evidence(ARRAYS_ALONE, control, Unmeasured(), FAILED, cause.says))
+            rows.append(Evidence(ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, cause.says))
     says = f"{opening(lists.says).removesuffix('.')}."
     if floor:
         says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
@@ -118,7 +120,7 @@ def judge_probe(sides: Sequence[ResponseSide], pairs: Sequence[ResponsePair]) ->
     repeats = {}
     for name, side in by_name.items():
         again = by_name.get(f"{name} again")
-        if again is not None:
+        if again:
             pair = compare_sides(side, again)
             is_same = not (pair.differs or pair.has_other_text)
             if is_same or "load:" not in name:
@@ -162,10 +164,9 @@ def judge_with_floor(
     ]
     if not pair.is_most_compared and floor.outcome == PASSED:
         floor = replace(floor, outcome=NOTED)
-    ratio = getattr(floor.figures, "noise_ratio", None)
     return replace(
         _judge(_Lists(pair, sides), reruns, floor),
-        noise_ratio=ratio,
+        noise_ratio=getattr(floor.figures, "noise_ratio", None),
         pair=earlier.pair,
     )
 
@@ -173,47 +174,49 @@ def judge_with_floor(
 def judge_tokens(tokens: TokenPair) -> Verdict:
     """Judge two files of chosen tokens by the causes that one value per token can show."""
     figures = tokens.summary
+    outcome = NOTED
     name = UNDECIDED
     constants = zip(tokens.sample.names, tokens.constants, strict=True)
     constant = next((each for each in constants if each[1] is not None), None)
-    causes = []
-    if constant is None and figures.finite and figures.neq:
-        causes = explain_tokens(tokens.sample)
-    cause = min(
-        causes,
-        key=lambda cause: not cause.is_fault,
-        default=None,
-    )  # a fault first
-    if constant is not None:
+    if constant:
+        outcome = FAILED
         name = INVALID_DUMP
         says = f"Every value of '{constant[0]}' is {constant[1]}: placeholders."
     elif not figures.finite:
         says = "No token has a log-probability on both sides."
     elif not figures.neq:
         count = f"{figures.finite:,} of {figures.finite:,} log-probabilities of chosen tokens"
+        outcome = PASSED
         name = IDENTICAL
         says = f"{count} are equal; other tokens are not compared."
-    elif cause is not None and cause.is_fault:
-        name = BUG_SUSPECTED
-        says = cause.says
     else:
-        bar = bar_of("k3")
-        usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar is not None else ""
-        says = (
-            f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {number(figures.max_abs)}"
-            " nats."
-        )
-        # what is no fault by itself does not excuse the size
-        about = "No simple cause, and one value per token cannot tell rounding from a fault."
-        says = f"{says} {cause.says if cause is not None else about}"
-        if tokens.sample.entropy is None:
-            says = f"{says} {NO_TEMPERATURE}"
-    record = SentFigures(
-        positions=tokens.positions,
-        values=figures.finite,
-        neq=figures.neq,
-        flips=None,
+        # a fault first
+        causes = sorted(explain_tokens(tokens.sample), key=lambda cause: not cause.is_fault)
+        says = "No simple cause, and one value per token cannot tell rounding from a fault."
+        if causes:
+            says = causes[0].says
+        if causes and causes[0].is_fault:
+            outcome = FAILED
+            name = BUG_SUSPECTED
+        else:
+            # what is no fault by itself does not excuse the size
+            bar = bar_of("k3")
+            usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar else ""
+            largest = number(figures.max_abs)
+            size = f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {largest} nats."
+            says = f"{size} {says}"
+            if tokens.sample.entropy is None:
+                says = f"{says} {NO_TEMPERATURE}"
+    row = Evidence(
+        SENT,
+        "both sides, token by token",
+        SentFigures(
+            positions=tokens.positions,
+            values=figures.finite,
+            neq=figures.neq,
+            flips=None,
+        ),
+        outcome,
+        says,
     )
-    outcome = {INVALID_DUMP: FAILED, BUG_SUSPECTED: FAILED, IDENTICAL: PASSED}.get(name, NOTED)
-    row = Evidence(SENT, "both sides, token by token", record, outcome, says)
     return Verdict(name, says, (row,))

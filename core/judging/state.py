@@ -118,9 +118,8 @@ def judge_state(
     if fault <= LIMIT * usual:
         # a wrong block does no more than cold requests do
         fault = np.inf
-    noise = noise_of([*controls.values()], fault) if state.is_cold else None
     scale = _Scale(
-        noise,
+        noise_of(cold, fault) if state.is_cold else None,
         sent_error(sides[0].rows.values),
         fault,
         blocks,
@@ -128,11 +127,10 @@ def judge_state(
     judged = []
     for pair, side in zip(pairs, sides[1:], strict=True):
         axis = axes[pair.variant]
-        is_open = _open_requests(axis, pair, sides[0])
         figures = _judge_axis(
             axis,
             sizes[axis.name],
-            is_open,
+            _open_requests(axis, pair, sides[0]),
             side,
             scale,
         )
@@ -164,10 +162,11 @@ def _missing_rows(state: StateAnswers, sizes: dict[str, Floats]) -> Iterator[Evi
     for axis in AXES:
         if axis.name not in sizes:
             result = NOT_AVAILABLE if axis.name in state.missing else UNDECIDED
-            reasons = {**state.failed, **state.missing}
+            reasons = state.failed | state.missing
             reason = reasons.get(axis.name, "its answers cannot be compared").rstrip(".")
-            figures = StateFigures(axis=axis.name, result=result, reason=reason)
-            yield state_row(figures, axis.meaning)
+            yield state_row(
+                StateFigures(axis=axis.name, result=result, reason=reason), axis.meaning
+            )
 
 
 def sizes_of(pair: ResponsePair, has_values: bool = True) -> Floats:
@@ -241,13 +240,12 @@ def _row_sizes(one: TopTokenRows, other: TopTokenRows, figures: TopTokenFigures)
     return sizes
 
 
-def noise_of(controls: Sequence[Floats], fault: float) -> float | None:
+def noise_of(sizes: Floats, fault: float) -> float | None:
     """Return the largest size of the cold requests that is no fault, nats, None if all are equal.
 
     A fault may be among them, so sizes after a gap are left out: a few, or more of them if the
     limit would hide a fault. A float16 cache rounds or does not, which is a gap too, lower.
     """
-    sizes = np.concatenate([*controls, np.empty(0)])
     sizes = np.sort(sizes[sizes > 0])
     if not len(sizes):
         return None

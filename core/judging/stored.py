@@ -25,8 +25,7 @@ def check_upload(run: RunReader) -> None:
         raise UsageError(
             f"run '{run.run_id}' is a capture; judge its paths with `{COMMAND} judge`.",
         )
-    indices = [pair.index for pair in run.pairs]
-    if indices != list(range(len(run.sides) - 1)):
+    if [pair.index for pair in run.pairs] != list(range(len(run.sides) - 1)):
         raise StoreError(
             f"run '{run.run_id}': its list of pairs is not that of its sides; the file is damaged.",
         )
@@ -45,11 +44,16 @@ def judge_stored(
     run's id.
     """
     check_upload(run)
-    generations = [run.generations[index] for index in sorted(run.generations)]
     with run.decoding("figures"):
         earlier = [stored_verdict(run, pair) for pair in run.pairs]
-        checks = [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier]
-        verdicts = judge_upload(run, checks, generations, controls, earlier, make_controls)
+        verdicts = judge_upload(
+            run,
+            [[row for row in verdict.evidence if row.group == VALIDITY] for verdict in earlier],
+            [run.generations[index] for index in sorted(run.generations)],
+            controls,
+            earlier,
+            make_controls,
+        )
     note = f"Judged from run {run.run_id}. {note}".rstrip()
     return revise(store, run, name or f"{run.header.name}, judged", verdicts, note)
 
@@ -59,9 +63,8 @@ def stored_verdict(run: RunReader, pair: StoredPair) -> Verdict:
     every = run.rows("floor_position", pair=pair.index)
     for dtype, rows in every.groupby("compute_dtype", sort=False):
         if len(rows) == run.header.rows:
-            pair_rms = rows["pair_rms"].to_numpy(float)
-            floor_rms = rows["floor_rms"].to_numpy(float)
-            floors.append(FloorRows(str(dtype), pair_rms, floor_rms))
+            columns = (rows[name].to_numpy(float) for name in ("pair_rms", "floor_rms"))
+            floors.append(FloorRows(str(dtype), *columns))
     return Verdict(
         pair.verdict or "",
         pair.because or "",
@@ -85,22 +88,18 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         return Explanation(explain_tokens(tokens), says)
     if run.header.k is not None:
         sides = run.responses()
-        reference = sides[0]
-        variant = sides[pair + 1]
-        return explain_lists(compare_sides(reference, variant), reference, variant)
+        both = sides[0], sides[pair + 1]
+        return explain_lists(compare_sides(*both), *both)
     if not run.header.has_tokens:
         return Explanation([], "Common causes are of logits.")
     if run.pairs[pair].summary.bit_identical:
         return Explanation([])
     explanation = explain(rows_of_run(run, pair))
-    dtype = run.header.compute_dtype
-    figures = [row.figures for row in run.evidence(pair)]
-    floors = [
-        one.floor_rms_logits
-        for one in figures
-        if isinstance(one, PairFigures) and one.compute_dtype == dtype
-    ]
-    floor = max(floors, default=0.0)
+    floor = 0.0
+    for row in run.evidence(pair):
+        one = row.figures
+        if isinstance(one, PairFigures) and one.compute_dtype == run.header.compute_dtype:
+            floor = max(floor, one.floor_rms_logits)
     if not floor:
         return explanation
     causes = [

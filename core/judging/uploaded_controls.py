@@ -2,7 +2,7 @@
 a noise floor.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import combinations
 from pathlib import Path
@@ -16,6 +16,7 @@ from ..checks.drawn import DRAWN_LIMITS, Errors, Exact
 from ..checks.pair import NoiseFloor
 from ..errors import DumpError, UsageError
 from ..numerics.arrays import Bits, Floats
+from ..numerics.constant_rows import Filling
 from ..numerics.divergence import compare
 from ..numerics.formats import FLOAT32, FloatFormat, bits_of, narrow, values_of
 from ..numerics.side_divergence import Divergence, SystematicError, concatenate, systematic_error
@@ -26,8 +27,9 @@ from ..runs.dumps.dump import CHUNK_BYTES_TOGETHER, LOGITS, VALUES, Dump, open_d
 from ..runs.file.records import RunHeader
 from ..runs.measured import Measured
 from ..text import multiple, number, plural, series
-from .dump_controls import UploadedControls
-from .validity import first_mismatch
+from ..verdict import Verdict
+from .dump_controls import UploadedControls, judge_upload
+from .validity import checks_of, first_mismatch
 from .values import some_values
 
 _Side = tuple[Dump | None, int]  # a dump and the place of a side in it; None: the run
@@ -82,47 +84,56 @@ def measure_controls(
             for kind, paths in files.items()
             if paths
         }
-        names = frozenset([*dumps, *["model"] * with_model])
-        controls = UploadedControls(has_experts=has_experts, controls=names)
+        controls = UploadedControls(
+            has_experts=has_experts,
+            controls=frozenset([*dumps, *["model"] * with_model]),
+        )
         ours = _sides_of(header, None)
         for kind in {"rerun", "neighbours"} & dumps.keys():
-            couples = {
-                name: (ours[name], side) for name, side in _sides_of(header, dumps[kind]).items()
-            }
-            controls.by_kind[kind] = _compare(
+            sides = _sides_of(header, dumps[kind])
+            controls.measured |= _compare(
                 figures,
-                couples,
+                {(kind, name): (ours[name], side) for name, side in sides.items()},
                 header.format,
                 on_progress,
             )
         if "exact" in dumps:
-            controls.by_kind["narrowing"], controls.exact = _exact(
+            errors, controls.exact = _exact(
                 figures,
                 dumps["exact"],
                 on_progress,
                 has_experts=has_experts,
             )
+            # the run's own float32 goes first
+            if "float32" not in dumps:
+                controls.measured |= errors
         if "float32" in dumps:
-            controls.by_kind |= _pairs(figures, dumps["float32"], on_progress)
+            controls.measured |= _pairs(figures, dumps["float32"], on_progress)
         if "floor" in dumps:
             controls.floor = _floor(
                 figures,
                 dumps["floor"],
                 dumps.get("float32"),
-                controls.by_kind.get("narrowing", {}),
+                controls.measured,
                 on_progress,
             )
     return controls
 
 
-def controls_in(dump: Dump, figures: Measured) -> UploadedControls | None:
-    """Return what came with a dump: its exact result, and whether it is of a mixture of experts.
+def judge_dump(
+    dump: Dump,
+    figures: Measured,
+    fillings: Sequence[Filling],
+) -> list[Verdict]:
+    """Judge every pair of a dump by itself, and by the exact result that came with it, if any.
 
-    None if neither did.
+    fillings: of every side.
     """
-    if dump.exact is not None:
-        return measure_controls(figures, has_experts=dump.has_experts, exact=[dump.exact])
-    return UploadedControls(has_experts=True) if dump.has_experts else None
+    uploads = UploadedControls(has_experts=dump.has_experts)
+    if dump.exact:
+        uploads = measure_controls(figures, has_experts=dump.has_experts, exact=[dump.exact])
+    checks = checks_of(figures, fillings)
+    return judge_upload(figures, checks, dump.generations, uploads)
 
 
 def side_in_float32(
@@ -184,7 +195,7 @@ def _sides_of(header: RunHeader, dump: Dump | None) -> dict[str, _Side]:
     two are known.
     """
     ours = [side.name for side in header.sides]
-    theirs = ours if dump is None else [side.name for side in dump.sides]
+    theirs = [side.name for side in dump.sides] if dump else ours
     shared = {name: (dump, place) for place, name in enumerate(theirs) if name in ours}
     if len(shared) > 1 or len(shared) == len(theirs):
         return shared
@@ -203,7 +214,7 @@ def _compare(
 ) -> dict[Any, Divergence]:
     """Compare both sides of each couple in `fmt`, by key."""
     sides = {side for couple in couples.values() for side in couple}
-    dumps = list({dump for dump, _ in sides if dump is not None})
+    dumps = list({dump for dump, _ in sides if dump})
     parts: dict[Any, list[Divergence]] = {key: [] for key in couples}
     # so that all chunks are of one size
     most = CHUNK_BYTES_TOGETHER // max([2, *(len(dump.sides) for dump in dumps)])
@@ -226,7 +237,7 @@ def _compare(
     return {key: concatenate(each) for key, each in parts.items()}
 
 
-def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str, Divergence]]:
+def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[Any, Divergence]:
     """Compare each variant in float32 with its reference, and each side of the run with itself in
     float32.
 
@@ -246,17 +257,16 @@ def _pairs(figures: Measured, dump: Dump, tick: Progress) -> dict[str, dict[str,
     }
     if header.format is not FLOAT32:
         couples |= {("narrowing", name): (ours[name], side) for name, side in sides.items()}
-    results: dict[str, dict[str, Divergence]] = {}
-    for (kind, name), result in _compare(figures, couples, FLOAT32, tick).items():
-        results.setdefault(kind, {})[name] = result
-    if "narrowing" in results:
-        _check_related(figures, results["narrowing"], "The pair in float32 has")
+    results = _compare(figures, couples, FLOAT32, tick)
+    errors = [each for (kind, _), each in results.items() if kind == "narrowing"]
+    if errors:
+        _check_related(figures, errors, "The pair in float32 has")
     return results
 
 
-def _check_related(figures: Measured, errors: Mapping[str, Divergence], start: str) -> None:
+def _check_related(figures: Measured, errors: Iterable[Divergence], start: str) -> None:
     """DumpError that begins so if all errors of the run's sides are larger than rounding's."""
-    least = min(each.rms for each in errors.values())
+    least = min(each.rms for each in errors)
     if least > _UNRELATED * _spread(figures):
         size = f"it differs from the run by {number(least)} logits (rms)"
         raise DumpError(f"{start} other weights or tokens: {size}.")
@@ -268,7 +278,7 @@ def _exact(
     tick: Progress,
     *,
     has_experts: bool,
-) -> tuple[dict[str, Divergence], Exact | None]:
+) -> tuple[dict[Any, Divergence], Exact | None]:
     """Compare each side with the exact result; and, if there are trusted results, with their
     errors.
 
@@ -282,18 +292,17 @@ def _exact(
             f"The exact result '{file}' holds {header.compute_dtype} values only, as the run does;"
             " expected one computed in float32 or float64.",
         )
-    exact = (dump, 0)
-    sides: dict[Any, _Side] = dict(_sides_of(header, None))
-    sides |= {place: (dump, place) for place in range(1, len(dump.sides))}
-    couples: _Couples = {("narrowing", key): (side, exact) for key, side in sides.items()}
-    results = _compare(figures, couples, FLOAT32, tick)
-    errors = {side.name: results.pop(("narrowing", side.name)) for side in header.sides}
-    _check_related(figures, errors, f"The exact result '{file}' is of")
-    trusted = {place: each for (_, place), each in results.items()}
+    places = range(1, len(dump.sides))
+    sides: dict[Any, _Side] = {place: (dump, place) for place in places}
+    sides |= _sides_of(header, None)
+    couples: _Couples = {("narrowing", key): (side, (dump, 0)) for key, side in sides.items()}
+    errors = _compare(figures, couples, FLOAT32, tick)
+    trusted = {place: errors.pop(("narrowing", place)) for place in places}
+    _check_related(figures, errors.values(), f"The exact result '{file}' is of")
     if not trusted:
         return errors, None
     return errors, Exact(
-        {name: _errors_of(each) for name, each in errors.items()},
+        {name: _errors_of(each) for (_, name), each in errors.items()},
         [_errors_of(each) for each in _distinct(dump, trusted)],
         own_paths=dict,
         has_experts=has_experts,
@@ -329,12 +338,8 @@ def _distinct(dump: Dump, trusted: Mapping[int, Divergence]) -> list[Divergence]
 
 
 def _errors_of(divergence: Divergence) -> Errors:
-    squares = np.where(
-        divergence.mismatches > 0,
-        np.inf,
-        divergence.squares,
-    )
-    return Errors(squares, divergence.system.size)
+    is_finite = divergence.mismatches == 0
+    return Errors(np.where(is_finite, divergence.squares, np.inf), divergence.system.size)
 
 
 def _spread(figures: Measured) -> float:
@@ -349,7 +354,7 @@ def _floor(
     figures: Measured,
     dump: Dump,
     pair: Dump | None,
-    narrowing: Mapping[str, Divergence],
+    measured: Mapping[tuple[str, str], Divergence],
     tick: Progress,
 ) -> NoiseFloor | str:
     """Return the noise floor of paths that compute the pair's reference in float32, or why they
@@ -365,8 +370,9 @@ def _floor(
     couples: _Couples = {}
     for name, side in _sides_of(header, pair).items():
         couples |= {(path, name): ((dump, path), side) for path in paths}
-    couples_of_paths = [(a, b) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED]
-    of_paths = {(a, b): ((dump, a), (dump, b)) for a, b in couples_of_paths}
+    of_paths = {
+        (a, b): ((dump, a), (dump, b)) for a, b in combinations(paths, 2) if a == 0 or b < _CROSSED
+    }
     results = _compare(figures, couples | of_paths, FLOAT32, tick)
     for path, name in couples:
         if not results[(path, name)].neq and results[(path, reference)].neq:
@@ -380,17 +386,18 @@ def _floor(
     squares = {two: results[two].squares for two in of_paths if {*two} <= {*distinct}}
     floor = np.stack([squares[(0, path)] for path in distinct[1:]])
     widest = FLOOR_OF_SPREAD * _spread(figures)
-    if reference in narrowing:
+    if ("narrowing", reference) in measured:
         finer = 2.0 ** (FLOAT32.mantissa_bits - header.format.mantissa_bits)
-        widest = narrowing[reference].rms / finer / FLOOR_SHRINKS
+        widest = measured["narrowing", reference].rms / finer / FLOOR_SHRINKS
     size = rms_of(floor)
     start = results[(0, reference)].rms / size if size else 0.0
+    width = size / widest if widest else np.inf
     doubt = _doubt(
         squares,
         names,
         header.lengths,
         start,
-        size / widest if widest else np.inf,
+        width,
     )
     if doubt:
         return f"The uploaded floor {doubt}."

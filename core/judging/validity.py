@@ -1,27 +1,20 @@
-"""Check a dump by its own arrays: can they be compared, and does their difference look like
-rounding?
+"""Check a dump by its own arrays: can they be compared?"""
 
-`python -m benchmarks.verdicts.screening` measures what harmless paths do
-(docs/explanation/calibration.md).
-"""
-
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 
-from ..checks.arrays_alone import LARGEST_LOGIT, screening_row
 from ..checks.emitted_tokens import sampler_evidence
 from ..checks.not_finite import numbers_row
 from ..checks.probabilities import DumpSide, logsumexp_row
-from ..checks.shapes import shapes_row, value_shapes_row
+from ..checks.shapes import shapes_row
 from ..checks.shift import shift_row
 from ..checks.truncation import truncation_row
 from ..evidence import Evidence
-from ..numerics.arrays import Array, Floats, Values
+from ..numerics.arrays import Values
 from ..numerics.constant_rows import Filling
-from ..numerics.formats import spacings, values_of
+from ..numerics.formats import values_of
 from ..numerics.side_divergence import Divergence
-from ..numerics.totals import beyond_noise, dominating
 from ..places import NotFinite
 from ..runs.dumps.source_dtype import looks_normalised
 from ..runs.file.records import Generation, RunHeader
@@ -43,19 +36,17 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     fillings: of every side.
     """
     header = figures.header
-    checks = []
-    if not header.has_tokens:
-        shapes = value_shapes_row(header.rows, header.vocab)
-        for pair in range(len(header.sides) - 1):
-            numbers = _numbers(figures, pair)
-            checks.append([shapes, *([numbers] if numbers else [])])
-        return checks
     highest_of_each = [max(prompt.token_ids) for prompt in header.prompts if prompt.token_ids]
     shapes = shapes_row(
         header.rows,
         header.vocab,
         max(highest_of_each, default=None),
+        has_tokens=header.has_tokens,
     )
+    if not header.has_tokens:
+        numbers = [_numbers(figures, pair) for pair in range(len(header.sides) - 1)]
+        return [[shapes, *filter(None, [each])] for each in numbers]
+    checks = []
     sides = []
     for index, filling in enumerate(fillings):
         bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
@@ -64,10 +55,9 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
         if filling.rows and filling.value < 0:
             rows = np.where(rows == filling.value, -np.inf, rows)
         holds = looks_normalised(rows) if len(rows) else ""
-        name = header.sides[index].name
         sides.append(
             DumpSide(
-                name,
+                header.sides[index].name,
                 filling,
                 holds or "logits",
                 figures.logsumexp(index),
@@ -76,11 +66,14 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     for pair, other in enumerate(sides[1:]):
         both = (sides[0], other)
         columns = figures.columns(pair)
-        has_mismatch = bool(columns["nonfinite_mismatch"].any())
         every = (
             shift_row(columns, (sides[0].name, other.name)),
             logsumexp_row(both),
-            truncation_row(both, header.rows, has_mismatch=has_mismatch),
+            truncation_row(
+                both,
+                header.rows,
+                has_mismatch=bool(columns["nonfinite_mismatch"].any()),
+            ),
             _numbers(figures, pair, is_cut=sides[0].is_cut or other.is_cut),
         )
         checks.append([shapes, *filter(None, every)])
@@ -89,7 +82,7 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
 
 def _numbers(figures: Measured, pair: int, *, is_cut: bool = False) -> Evidence | None:
     mismatch = not_finite_of(figures, pair)
-    if mismatch is None:
+    if not mismatch:
         return None
     header = figures.header
     is_masked = figures.is_only_masked(pair)
@@ -116,20 +109,18 @@ def not_finite_of(figures: Measured, pair: int, wide: Divergence | None = None) 
     if not by_row.any():
         return None
     first = wide.first_mismatch if wide else None
-    if first is None:
+    if not first:
         row = int(np.flatnonzero(by_row)[0])
         span = row, row + 1
         reference, variant = (some_values(figures, side, span)[0] for side in (0, pair + 1))
         first = first_mismatch(reference, variant)
         other = variant if np.isfinite(first[2]) else reference
         largest = float(np.where(np.isfinite(other), other, -np.inf).max())
-    text = header.vocabulary.get(first[0], "")
-    names = header.sides[0].name, header.sides[pair + 1].name
     return NotFinite(
         by_row,
         first[0],
-        text,
-        names,
+        header.vocabulary.get(first[0], ""),
+        (header.sides[0].name, header.sides[pair + 1].name),
         first[1:],
         largest,
     )
@@ -177,45 +168,3 @@ def may_be_16_bits(header: RunHeader) -> bool:
     dtype.
     """
     return header.compute_dtype == "float32" and not header.provenance.note.startswith(NAMED)
-
-
-def screen(
-    header: RunHeader,
-    columns: Mapping[str, Array],
-    causes: Sequence[str] = (),
-    *,
-    has_experts: bool = False,
-    scale: tuple[Floats, float] | None = None,
-    systematic: float = 0.0,
-) -> Evidence:
-    """Screen a pair by its figures at each position, as `run.columns` gives them.
-
-    causes: sentences of common causes that explain the difference; has_experts: a near tie of the
-    router may choose another expert, which moves a position as far as a bug does; scale:
-    `scale_of_values` of values that are no logits; systematic: share of the difference that goes
-    with the logits. The evidence is noted if undecided.
-    """
-    (largest_step,) = spacings(np.array([LARGEST_LOGIT]), header.format)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        steps = columns["rms"] / columns["rms_row_ulps"]
-    if scale is None:
-        rms = np.nan_to_num(columns["rms_row_ulps"])
-        peak = None
-        kl = float(np.nan_to_num(columns["kl"]).mean())
-        flips = int(beyond_noise(columns).sum())
-    else:
-        (rms, peak), kl, flips = scale, 0.0, None
-    return screening_row(
-        header.compute_dtype,
-        header.lengths,
-        rms,
-        kl=kl,
-        flips=flips,
-        dominating=dominating(rms),
-        causes=causes,
-        has_experts=has_experts,
-        may_be_16_bits=may_be_16_bits(header),
-        peak=peak,
-        systematic=systematic,
-        is_masked=scale is None and bool((steps >= largest_step).any()),
-    )

@@ -71,15 +71,13 @@ def explain(pair: PairRows) -> Explanation:
     # A penalty may have moved the tokens of the text besides; its amounts are those before a
     # temperature.
     outside_text = [row.outside_text() for row in pair.rows]
-    causes = look_for(OF_VALUES, replace(pair, rows=outside_text))
-    causes = sorted(causes, key=remaining_rms)[:1]
+    causes = sorted(look_for(OF_VALUES, replace(pair, rows=outside_text)), key=remaining_rms)[:1]
     rest = pair
     for cause in causes:
         if cause.undo:
-            undone = [cause.undo.row(row) for row in pair.rows]
             rest = replace(
                 pair,
-                rows=undone,
+                rows=[cause.undo.row(row) for row in pair.rows],
                 factor=cause.parameters.get("factor", 1.0),
             )
     causes += [*look_for(OF_TOKENS, rest), *look_for(OBSERVED, pair)]
@@ -89,8 +87,7 @@ def explain(pair: PairRows) -> Explanation:
         implications.add("constant")
     causes = [cause for cause in causes if cause.name not in implications]
     # other tokens first
-    causes.sort(key=lambda cause: cause.explained or 0.0, reverse=True)
-    causes.sort(key=lambda cause: cause.name != "other tokens")
+    causes.sort(key=lambda cause: (cause.name != "other tokens", -(cause.explained or 0.0)))
     positions = plural(pair.positions, "position")
     says = f"Checked {len(pair.rows):,} of {positions} for: {', '.join(looked_for)}."
     not_checked = [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]

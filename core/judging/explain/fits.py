@@ -44,8 +44,7 @@ def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             return row._replace(x=factor * row.x)
 
         undo = Undo(scale, share=TRIMMED, has_constant=True)
-        parameters = {"factor": factor, "temperature": 1 / factor}
-        yield Cause("temperature", says, parameters, undo)
+        yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
 
 
 def _slope(row: RowPair) -> float:
@@ -151,10 +150,9 @@ def rounded_logits(pair: PairRows, _: Sequence[RowPair]) -> Iterator[Cause]:
         roundings[plural(places, "decimal")] = partial(np.round, decimals=places)
     for side in (1, 0):
         for name, change in roundings.items():
-            says = f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}."
             yield Cause(
                 "rounded",
-                says,
+                f"'{pair.names[side]}' is '{pair.names[1 - side]}' rounded to {name}.",
                 {"to": name},
                 Undo(_apply(side, change)),
             )
@@ -238,11 +236,15 @@ def logit_bias(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     tokens = sorted(moves, key=lambda token: -abs(moves[token]))
     largest = moves[tokens[0]] / pair.factor
     amount = f"{largest:.4g} for token {tokens[0]}, {len(tokens)} in all"
-    says = f"'{pair.names[1]}' shifts the same tokens in each row, as by a logit bias: {amount}."
 
     def add_bias(row: RowPair) -> RowPair:
         biases = [moves.get(token, 0.0) for token in row.token_ids.tolist()]
         return row._replace(x=row.x + biases)
 
     undo = Undo(add_bias, moves=lambda row: np.isin(row.token_ids, tokens))
-    yield Cause("logit bias", says, {"tokens": tokens, "largest": largest}, undo)
+    yield Cause(
+        "logit bias",
+        f"'{pair.names[1]}' shifts the same tokens in each row, as by a logit bias: {amount}.",
+        {"tokens": tokens, "largest": largest},
+        undo,
+    )

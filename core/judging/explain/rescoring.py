@@ -182,8 +182,7 @@ def _agreement(scores: Sequence[Rescoring], side: int) -> _Agreement:
         if one.dtype == nearest.dtype:
             # Diebold and Mariano (1995): squared errors of two predictions of the same values,
             # paired.
-            farther = (values - one.mean) ** 2 - (values - nearest.mean) ** 2
-            farther = farther[usual]
+            farther = ((values - one.mean) ** 2 - (values - nearest.mean) ** 2)[usual]
             standard_error = np.sqrt((farther**2).sum())
             if one is nearest or farther.sum() <= _DISTINCT * standard_error:
                 fits[one.model] = one
@@ -200,35 +199,32 @@ def explain_rescored(scores: Sequence[Rescoring]) -> list[Cause]:
     causes = [_verdict(sides, scores), *explain_routing(scores)]
     for side in sides:
         near = side.nearest
-        off = side.nearest.outliers(side.side)
-        if not side.fits or off.any():
-            sequence, position = np.array(near.places).T
-            tokens = SampledTokens(
-                sequence,
-                position,
-                near.sides[side.side],
-                near.plain,
-                entropy=near.entropy,
-                names=(side.name, near.model),
-            )
-            reasons = explain_tokens(tokens)
-            if off.any():
-                places = ("some tokens", "part of the response")
-                reasons = [reason for reason in reasons if reason.name not in places]
-            if not reasons and off.any():
-                count = int(off.sum())
-                first = int(np.argmax(off))
-                place = (
-                    f"{count:,} of {len(off):,} tokens, first token {position[first]} of sequence"
-                    f" {sequence[first]}"
-                )
+        off = near.outliers(side.side)
+        if side.fits and not off.any():
+            continue
+        sequence, position = np.array(near.places).T
+        tokens = SampledTokens(
+            sequence,
+            position,
+            near.sides[side.side],
+            near.plain,
+            entropy=near.entropy,
+            names=(side.name, near.model),
+        )
+        reasons = explain_tokens(tokens)
+        if off.any():
+            places = ("some tokens", "part of the response")
+            reasons = [reason for reason in reasons if reason.name not in places]
+            if not reasons:
+                first = off.argmax()
+                place = f"first token {position[first]} of sequence {sequence[first]}"
                 says = (
-                    f"'{side.name}' is off at {place}: another choice of experts, or other inputs?"
+                    f"'{side.name}' is off at {off.sum():,} of {len(off):,} tokens, {place}:"
+                    " another choice of experts, or other inputs?"
                 )
-                reasons = [
-                    Cause("some tokens", says, {"tokens": count, "sequence": int(sequence[first])}),
-                ]
-            causes += reasons
+                figures = {"tokens": int(off.sum()), "sequence": int(sequence[first])}
+                reasons = [Cause("some tokens", says, figures)]
+        causes += reasons
     return causes
 
 
@@ -290,7 +286,7 @@ def explain_routing(scores: Sequence[Rescoring]) -> list[Cause]:
         one = scored.routing
         if isinstance(one, str):
             return [Cause("experts not compared", one)]
-        if one is not None:
+        if one:
             square, replayed = ((values**2).mean() for values in (one.r, one.replayed))
             near.append((min(square, replayed), square, replayed, scored, one))
     if not near:

@@ -232,8 +232,7 @@ def rows_of_lists(
     rows = []
     for at in range(0, len(places), max(1, len(places) // most)):
         prompt, position = places[at]
-        x_ids, x = pair.rows[0].row(at)
-        y_ids, y = pair.rows[1].row(at)
+        (x_ids, x), (y_ids, y) = (side.row(at) for side in pair.rows)
         ids, in_x, in_y = np.intersect1d(x_ids, y_ids, return_indices=True)
         text = np.array(reference.responses[prompt].tokens[: position + 1], np.int64)
         times = (text == ids[:, None]).sum(axis=1)
@@ -250,13 +249,7 @@ def rows_of_lists(
             )
         )
     blocks = [at for block in _blocks(len(places), _MOST_PLACES) for at in block]
-    lists = [[side.row(at) for at in blocks] for side in pair.rows]
-    tokens_of_rows = [tokens for side in lists for tokens, _ in side]
-    ids = np.unique(np.concatenate(tokens_of_rows or [np.zeros(0, np.int64)]))
-    whole = np.full((2, len(blocks), len(ids)), np.nan)
-    for index, rows_of_side in enumerate(lists):
-        for at, (tokens, values) in enumerate(rows_of_side):
-            whole[index, at, np.searchsorted(ids, tokens)] = values
+    whole = align_lists([side.row(at) for side in pair.rows for at in blocks])
     prompts = [
         tuple(prompt_tokens(each) or () for each in side.responses) for side in (reference, variant)
     ]
@@ -267,10 +260,21 @@ def rows_of_lists(
         rows=rows,
         positions=len(places),
         places=[places[at] for at in blocks],
-        whole=whole,
+        whole=whole.reshape(2, len(blocks), whole.shape[1]),
         lists=pair,
         tokens=prompts if pair.keys == "token_id" else (),
     )
+
+
+def align_lists(lists: Sequence[tuple[Ints, Values]]) -> Values:
+    """Return the values of lists of (tokens, values) at the tokens of all, NaN where a list lacks
+    one. [lists, tokens]
+    """
+    ids = np.unique(np.concatenate([np.zeros(0, np.int64), *(tokens for tokens, _ in lists)]))
+    aligned = np.full((len(lists), len(ids)), np.nan)
+    for row, (tokens, values) in zip(aligned, lists, strict=True):
+        row[np.searchsorted(ids, tokens)] = values
+    return aligned
 
 
 def rows_of_rollouts(run: Figures) -> tuple[dict[int, tuple[int, ...]], PairRows]:
@@ -295,8 +299,7 @@ def rows_of_rollouts(run: Figures) -> tuple[dict[int, tuple[int, ...]], PairRows
         first = json.loads(tokens["prompt_token_ids"].iloc[0])
         ids = tokens["token_id"].to_numpy(np.int64)
         sequences[prompt] = (*first, *ids.tolist())
-        x = tokens["reference"].to_numpy(np.float64)
-        y = tokens["variant"].to_numpy(np.float64)
+        x, y = tokens[["reference", "variant"]].to_numpy(np.float64).T
         usable = tokens["is_trained"].to_numpy(bool) & np.isfinite(x) & np.isfinite(y)
         whole = RowPair(
             prompt,

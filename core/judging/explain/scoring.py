@@ -101,7 +101,7 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
     times closer.
     """
     undo = cause.undo
-    if undo is None:
+    if not undo:
         return cause
     # whose own noise may look like a cause
     are_few = len({(row.prompt, row.position) for row in rows}) < LEAST_ROWS
@@ -115,7 +115,7 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
         gap: Values = row.y - row.x
         error: Values = sides.y - sides.x
         disorder: Callable[[], float] = float  # 0.0
-        if undo.moves is None:
+        if not undo.moves:
             if undo.has_constant:
                 gap = center(gap)
                 error = center(error)
@@ -147,8 +147,7 @@ def _score(pair: PairRows, rows: Sequence[RowPair], cause: Cause) -> Cause | Non
             if 2 * unexplained >= len(rows):  # of sound sides soon; the sorting below takes longest
                 return None
             disorders.append(disorder)
-            squares = (float(gap @ gap), float(error @ error))
-            scores.append((*squares, len(error), rms(rest) / noise))
+            scores.append((gap @ gap, error @ error, len(error), rms(rest) / noise))
     if len(scores) < (LEAST_ROWS if undo.moves else 1):
         return None
     total, remaining, tokens, over_noise = np.array(scores).T

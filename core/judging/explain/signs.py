@@ -16,7 +16,7 @@ from ...responses.pairing import ResponsePair
 from ...responses.records import UNKNOWN_TOKEN
 from ...text import number, plural
 from .moves import SAME_ROW, Moves
-from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError
+from .rows import FARTHEST, LEAST_TOKENS, PairRows, TooFewError, align_lists
 from .scoring import LEAST_ROWS, center, rms
 
 _SHIFTS = (-3, -2, -1, 1, 2, 3)  # rows
@@ -48,7 +48,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     if total < 2:
         raise TooFewError("2 rows")
     # whatever lies farther is looked for among all rows by `find_moves`, if there is one
-    farthest = total if pair.find_moves is None else max(_SHIFTS)
+    farthest = max(_SHIFTS) if pair.find_moves else total
     distances, shared, are_single = _distances(pair, farthest)
     # each row a prompt of its own
     own = distances.diagonal()
@@ -82,7 +82,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         own,
         identified.min(axis=1),
     )
-    if pair.find_moves is not None:
+    if pair.find_moves:
         rows = pair.find_moves()
         places = pair.every_place
         total = pair.positions
@@ -142,8 +142,7 @@ def _distances(pair: PairRows, farthest: int) -> tuple[Values, Ints, bool]:
             np.nansum(whole, axis=2),
             np.nan,
         )
-        none_shared = np.zeros((len(x), len(x)), np.int64)
-        return (y[:, None] - x) ** 2, none_shared, True
+        return (y[:, None] - x) ** 2, np.zeros((len(x), len(x)), np.int64), True
     distances = np.full((sizes.shape[1],) * 2, _UNRELATED)
     shared = np.zeros(distances.shape, np.int64)
     least = _LEAST_SHARED if pair.dtype else 1
@@ -217,20 +216,18 @@ def _mask(
     parameters: Record
     name = f"'{pair.names[side]}'"
     filler = number(float(whole[side][is_masked][0]))
-    vocab = whole.shape[2]
     count = len(places)
     total = len(pair.places)
     place = f"at {count} of {total} positions, {_place(pair.places[places[0]])} first"
     sizes = is_masked.sum(axis=1)
     counts = usable[side].sum(axis=1)
     always = np.flatnonzero(is_masked.all(axis=0))
-    other = whole[1 - side]
     is_other = usable[1 - side]
-    likely = np.where(is_other, other, -np.inf).astype(np.float64)
+    likely = np.where(is_other, whole[1 - side], -np.inf).astype(np.float64)
     if len(always) and 2 * (sizes > len(always)).sum() < count:
         first = int(always[0])
         tokens = plural(len(always), "token")
-        if first + len(always) == vocab and count == total:
+        if first + len(always) == whole.shape[2] and count == total:
             is_below = whole[side, 0, -1] < likely[is_other].min()
             kind = "cut" if is_below else "padded"
             says = f"The vocabulary of {name} is {kind}: {filler} from id {first:,} on ({tokens})."
@@ -304,8 +301,11 @@ def renormalization(pair: PairRows) -> Iterator[Cause]:
                     f" {counts[side, rows].max()} tokens or fewer sum to 1 on '{pair.names[side]}',"
                     f" to {middle:.3g} on '{pair.names[1 - side]}'."
                 )
-                parameters = {"positions": int(is_one[rows].sum()), "sum_of_other": middle}
-                yield Cause("renormalized", says, parameters)
+                yield Cause(
+                    "renormalized",
+                    says,
+                    {"positions": int(is_one[rows].sum()), "sum_of_other": middle},
+                )
                 break
 
 
@@ -316,10 +316,7 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
         return
     sides = [np.concatenate([row.side(side) for row in pair.rows]) for side in (0, 1)]
     for name in ("bfloat16", "float16"):
-        on_grid = []
-        for values in sides:
-            rounded = round_to(FORMATS[name], values)
-            on_grid.append(bool((rounded == values).all()))
+        on_grid = [bool((round_to(FORMATS[name], values) == values).all()) for values in sides]
         side = on_grid[1]
         is_constant = np.ptp(sides[side]) == 0  # which is of every dtype
         if on_grid[0] != on_grid[1] and not is_constant:
@@ -334,7 +331,7 @@ def upcast_values(pair: PairRows) -> Iterator[Cause]:
 def other_token_ids(pair: PairRows) -> Iterator[Cause]:
     """Find a token in front of one side's prompt that the other side's lacks: a BOS, or two."""
     for prompt, sides in enumerate(zip(*pair.tokens, strict=False)):
-        if (extra := extra_first_token(*sides)) is not None:
+        if extra := extra_first_token(*sides):
             side, is_doubled = extra
             token = sides[side][0]
             kind = "doubled" if is_doubled else "missing"
@@ -348,7 +345,7 @@ def other_token_ids(pair: PairRows) -> Iterator[Cause]:
 
 def single_values(pair: PairRows) -> Iterator[Cause]:
     """Find a row of which a few values are off and the others agree: rounding moves them alike."""
-    if pair.lists is None:
+    if not pair.lists:
         raise TooFewError("lists of top tokens")
     places = []
     for at in range(0, len(pair.lists.positions), 1 + len(pair.lists.positions) // _MOST_LISTED):
@@ -377,11 +374,7 @@ def _differences_of_list(lists: ResponsePair, at: int) -> tuple[Values, float]:
 
     Of whole lists a token that one side alone has differs too; texts of one token may differ.
     """
-    entries = [side.row(at) for side in lists.rows]
-    ids = np.unique(np.concatenate([tokens for tokens, _ in entries]))
-    both = np.full((2, len(ids)), np.nan)
-    for row, (tokens, values) in zip(both, entries, strict=True):
-        row[np.searchsorted(ids, tokens)] = values
+    both = align_lists([side.row(at) for side in lists.rows])
     differences = both[1] - both[0]
     sizes = center(differences[np.isfinite(differences)])
     are_whole = all(
@@ -394,7 +387,7 @@ def _differences_of_list(lists: ResponsePair, at: int) -> tuple[Values, float]:
 
 def sampler(pair: PairRows) -> Iterator[Cause]:
     """Tokens that were emitted are not the top ones, which greedy decoding would have emitted."""
-    if pair.lists is None:
+    if not pair.lists:
         raise TooFewError("generated tokens")
     lists = pair.lists
     argmaxes = (lists.figures.reference_token, lists.figures.variant_token)
@@ -411,9 +404,12 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
                 f" position {position}): sampled, penalized or masked."
             )
-            parameters = {
-                "positions": len(others),
-                "position": position,
-                "prompt": prompt,
-            }
-            yield Cause("sampler", says, parameters)
+            yield Cause(
+                "sampler",
+                says,
+                {
+                    "positions": len(others),
+                    "position": position,
+                    "prompt": prompt,
+                },
+            )

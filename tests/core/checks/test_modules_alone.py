@@ -2,6 +2,8 @@
 bits.
 """
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -61,20 +63,14 @@ def test_a_fault_on_top_of_noise_is_named_by_itself():
     errors = dict.fromkeys(ATTENTION, noise(8))
     faulty = noise(8)
     faulty[10] *= 20
-    found = figures({**errors, 5: faulty})
-    assert found.modules_beyond == (NAMES[5],)
-    assert found.first_module == NAMES[5]
-    assert found.first == (2, 10)
-    assert found.kind == "self_attn"
-    assert found.blocks == 4
-    found = figures({**errors, 4: np.where(np.arange(POSITIONS) < 20, 1, 900)})
-    assert found.first_module == NAMES[4]
-    assert found.first == (2, 20)
-    assert found.kind == "self_attn"
-    found = figures({**errors, 7: 10 * noise(8)})
-    assert found.first_module == NAMES[7]
-    assert found.first == (2, 0)
-    assert found.kind == "self_attn"
+    late = np.where(np.arange(POSITIONS) < 20, 1, 900)
+    for module, error, first in ((5, faulty, 10), (4, late, 20), (7, 10 * noise(8), 0)):
+        found = figures({**errors, module: error})
+        assert found.modules_beyond == (NAMES[module],)
+        assert found.first_module == NAMES[module]
+        assert found.first == (2, first)
+        assert found.kind == "self_attn"
+        assert found.blocks == 4
 
 
 @pytest.mark.parametrize(
@@ -97,11 +93,5 @@ def test_errors_with_a_structure_are_no_lower_precision(errors):
 
 def test_a_scale_is_no_lower_precision():
     alone = modules(dict.fromkeys(ATTENTION, noise(8)))
-    scaled = ModulesAlone(
-        alone.names,
-        alone.side,
-        alone.side,
-        alone.own,
-        alone.outputs,
-    )
+    scaled = replace(alone, along=alone.side)
     assert alone_evidence("c", scaled, "side").figures.kind is None

@@ -330,11 +330,11 @@ def test_a_fault_among_the_cold_requests_is_no_noise():
     noise = np.geomspace(1e-3, 4e-3, 20)
     fault = np.full(12, 0.5)
     halves = np.append(np.full(9, 1e-6), noise[:8])  # a cache in float16
-    assert noise_of([noise], 0.2) == pytest.approx(4e-3)
-    assert noise_of([noise, fault], 0.2) == pytest.approx(4e-3)
-    assert noise_of([noise, fault[:2] / 10], 0.2) == pytest.approx(4e-3)
-    assert noise_of([halves], 0.2) == noise[7]
-    assert noise_of([np.zeros(20), np.full(3, np.nan)], 0.2) is None
+    assert noise_of(noise, 0.2) == pytest.approx(4e-3)
+    assert noise_of(np.append(noise, fault), 0.2) == pytest.approx(4e-3)
+    assert noise_of(np.append(noise, fault[:2] / 10), 0.2) == pytest.approx(4e-3)
+    assert noise_of(halves, 0.2) == noise[7]
+    assert noise_of(np.array([0.0, np.nan]), 0.2) is None
 
 
 @pytest.mark.parametrize("prompts", [["abc" * 9, "defg"], [tuple(range(50)), (7, 8)]])
