@@ -39,11 +39,11 @@ from ..responses.records import (
 )
 from ..text import plural, series
 from .client import ProbeError, StoppedError
-from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
-from .plan import WARM as WARM_TEST
-from .servers import COLD, WARM, Ask, Server
+from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, WARM, Plan, Prompt
+from .servers import Ask, Server
 
 T = TypeVar("T")
+_Answers = dict[str, list[Response]]
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody"
     " counts how many boats are still out there tonight. "
@@ -72,8 +72,8 @@ class Probe:
         self._plan = plan
         self._servers = servers
         self._tell = tell
-        self._answers: dict[str, list[Response]] = {}
-        self._walks: dict[str, list[Response]] = {}
+        # of the generating requests, and of the walk
+        self._answers: tuple[_Answers, _Answers] = {}, {}
         self._state: StateAnswers | None = None
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
@@ -103,8 +103,7 @@ class Probe:
         """Return the sides of the answers so far, even while requests are in flight. stopped:
         reason for not waiting. ProbeError if there is nothing to compare.
         """
-        sides = _complete_sides(dict(self._answers))
-        walks = _complete_sides(dict(self._walks))
+        sides, walks = map(_complete_sides, self._answers)
         # of no axis there is nothing to compare
         if self._state is not None and not self._state.sides:
             stopped = stopped or next(iter(self._state.failed.values()), "").rstrip(".")
@@ -133,9 +132,7 @@ class Probe:
     def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
         """Add an answer to its side, named by a letter for the server if there are two."""
         letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
-        (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(
-            response,
-        )
+        self._answers[is_walk].setdefault(f"{letter}{name}", []).append(response)
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
         """Return the prompt as token ids if all servers take them, so that they read the same."""
@@ -156,17 +153,23 @@ class Probe:
 
     def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
         salt = f"{self._salt}-{next(self._salted)}"
-        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
+        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, salt=salt)
 
-    def _ask(self, server: Server, stage: str, request: Ask) -> Response:
+    def _warm(self, prompt: Prompt, salt: str, tokens: int | None = None) -> Ask:
+        request = self._cold(prompt, tokens)
+        return replace(request, is_warm=True, salt=f"{self._salt}-{salt}")
+
+    def _send(self, server: Server, stage: str, request: Ask) -> Response:
         budget = server.client.budget
         requests = max(self._plan.requests, budget.requests_sent)
         self._tell(stage, budget.requests_sent, requests, "requests")
         return server.ask(request)
 
-    def _ask_cold(self, server: Server, stage: str, request: Ask) -> Response:
+    def _ask(self, server: Server, stage: str, request: Ask) -> Response:
+        if request.is_warm:
+            return self._send(server, stage, request)
         server.forget()
-        response = self._ask(server, stage, request)
+        response = self._send(server, stage, request)
         if response.cached:
             self._note(
                 f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache for"
@@ -178,17 +181,17 @@ class Probe:
         """Send a prompt cold, again, warm, and with its generated tokens as a prompt."""
         kind = server.kind
         tests = self._plan.tests
-        first = self._ask_cold(server, "cold", self._cold(prompt))
+        first = self._ask(server, "cold", self._cold(prompt))
         self._put(server, "cold", first)
         if RERUN in tests:
-            self._put(server, "cold again", self._ask_cold(server, "rerun", self._cold(prompt)))
-        if WARM_TEST in tests:
+            self._put(server, "cold again", self._ask(server, "rerun", self._cold(prompt)))
+        if WARM in tests:
             if not kind.way_to_be_cold:
                 self._note(
                     f"{kind.name} has no known way to bypass its cache: 'cold' is its first answer"
                     " to a prompt in this probe, which earlier requests may have warmed.",
                 )
-            request = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
+            request = self._warm(prompt, "warm")
             self._ask(server, "warming", request)
             for name in ("warm", "warm again"):
                 response = self._ask(server, name, request)
@@ -212,7 +215,7 @@ class Probe:
                 )
             else:
                 request = replace(self._cold(first.tokens, tokens=1), rows=True)
-                self._put(server, "echo", replace(self._ask_cold(server, "echo", request), text=""))
+                self._put(server, "echo", replace(self._ask(server, "echo", request), text=""))
 
     def _loaded(self, server: Server, prompt: Prompt) -> None:
         if LOAD not in self._plan.tests:
@@ -245,7 +248,7 @@ class Probe:
             barrier.wait()
             # after the pause the other requests are in flight
             server.client.budget.pause(0.05)
-            return self._ask(server, stage, request)
+            return self._send(server, stage, request)
 
         filling = [start_call(partial(fill, number)) for number in range(others)]
         response = start_call(measure).result()
@@ -271,12 +274,12 @@ class Probe:
         cold = [
             replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows) for case in cases
         ]
-        reference = tuple(self._ask_cold(server, stage, request) for request in cold)
+        reference = tuple(self._ask(server, stage, request) for request in cold)
         is_cold = bool(server.kind.way_to_be_cold) and not any(one.cached for one in reference)
         blocks = []
         for number, case in enumerate(cases):
             request = self._cold(with_wrong_block(case, cases[number - 1]), 1)
-            blocks.append(self._ask_cold(server, "state: another block", request))
+            blocks.append(self._ask(server, "state: another block", request))
         wrong_blocks = ResponseSide("wrong block", tuple(blocks))
         state = StateAnswers(ResponseSide("cold", reference), wrong_blocks, is_cold)
         self._state = state
@@ -304,8 +307,8 @@ class Probe:
         # a cache of its own: else an entry of an earlier axis is read, not the one of `before`
         server.forget()
         # cold, as llama.cpp has no salt: all of the prompt is written
-        written = replace(self._cold("", axis.tokens), salt=f"{self._salt}-{axis.name}")
-        warm = replace(written, cache=WARM)
+        warm = self._warm("", axis.name, axis.tokens)
+        written = replace(warm, is_warm=False)
         if axis.fillers:
             for case in cases:
                 server.send(replace(warm, prompt=case), {})
@@ -332,8 +335,7 @@ class Probe:
                 server.forget()
                 answers.append(_of_tokens(reference[number], case, server.generate(request)))
             else:
-                ask = self._ask if axis.is_warm else self._ask_cold
-                answers.append(ask(server, stage, request))
+                answers.append(self._ask(server, stage, request))
         return tuple(answers)
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
@@ -344,20 +346,12 @@ class Probe:
             name = server.kind.name
             self._note(f"{name} does not take or report token ids, so walk was skipped.")
             return
-        for name, cache in (("walk cold", COLD), ("walk warm", WARM)):
+        for name, is_warm in (("walk cold", False), ("walk warm", True)):
             answers = []
             for end in range(1, len(prompt) + 1):
-                request = self._cold(prompt[:end], 1)
-                if cache == WARM:
-                    answers.append(
-                        self._ask(
-                            server,
-                            name,
-                            replace(request, cache=WARM, salt=f"{self._salt}-walk"),
-                        ),
-                    )
-                else:
-                    answers.append(self._ask_cold(server, name, request))
+                prefix = prompt[:end]
+                request = self._warm(prefix, "walk", 1) if is_warm else self._cold(prefix, 1)
+                answers.append(self._ask(server, name, request))
             self._put(server, name, _walk_response(prompt, answers), is_walk=True)
 
 
@@ -416,8 +410,10 @@ def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Resp
     )
 
 
-def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ResponseSide, ...]:
+def _complete_sides(answers: _Answers) -> tuple[ResponseSide, ...]:
     """Return the sides with the prompts that all of them answered."""
+    # a copy: requests may be in flight
+    answers = dict(answers)
     prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
         return tuple(

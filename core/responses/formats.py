@@ -41,7 +41,7 @@ Payload = Mapping[str, Any]
 _OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float32))."
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
-# names in requests
+# names of prompts in requests
 _PROMPTS = (
     "prompt",
     "text",
@@ -51,47 +51,11 @@ _PROMPTS = (
     "prompt_token_ids",
     "token_ids",
 )
-# Paths of what several formats say, first found first:
-_TEXTS = (
-    "text",
-    "content",
-    "response",
-    "generated_text",
-    "message.content",
-)
-_LENGTHS = (
-    "tokens_evaluated",
-    "prompt_eval_count",
-    "meta_info.prompt_tokens",
-    "usage.prompt_tokens",
-    "usage.input_tokens",
-)
-_COUNTED = (
-    "usage.completion_tokens",
-    "usage.output_tokens",
-    "meta_info.completion_tokens",
-    "eval_count",
-)
-_REASONING = (
-    "usage.completion_tokens_details.reasoning_tokens",
-    "usage.output_tokens_details.reasoning_tokens",
-)
-_CACHED = (
-    "timings.cache_n",
-    "meta_info.cached_tokens",
-    "usage.prompt_tokens_details.cached_tokens",
-)
+# paths of generated ids, first found first
 _GENERATED = (
     "tokens",
     "output_ids",
     "token_ids",
-)
-# what requests call the values per row
-_COUNTS = (
-    "n_probs",
-    "top_logprobs",
-    "top_logprobs_num",
-    "logprobs",
 )
 
 
@@ -450,7 +414,7 @@ def _triples(meta: Payload, part: str, source: str) -> list[Record]:
     ]
 
 
-def _first(payload: Payload, kind: type, *paths: str) -> Any:
+def first_value(payload: Payload, kind: type, *paths: str) -> Any:
     """Return the first value of a kind that a payload has at one of these paths of names, None if
     it has none.
     """
@@ -465,36 +429,69 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
 
 def generated_ids(payload: Any, source: str, _: Payload) -> tuple[int, ...]:
     """Return the ids of what was generated, without rows; empty if the payload has none."""
-    choices = _first(payload, list, "choices") or [payload]
-    return tokens_of(_first(choices[0], list, *_GENERATED), "generated tokens", source)
+    choices = first_value(payload, list, "choices") or [payload]
+    return tokens_of(first_value(choices[0], list, *_GENERATED), "generated tokens", source)
 
 
 def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
-    ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
-    prompt: tuple[int, ...] | int | None = count_of(_first(payload, int, *_LENGTHS))
+
+    def text(*paths: str) -> str:
+        return first_value(payload, str, *paths) or ""
+
+    def count(*paths: str) -> int | None:
+        return count_of(first_value(payload, int, *paths))
+
+    ids = first_value(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
+    prompt: tuple[int, ...] | int | None = count(
+        "tokens_evaluated",
+        "prompt_eval_count",
+        "meta_info.prompt_tokens",
+        "usage.prompt_tokens",
+        "usage.input_tokens",
+    )
     # not texts, nor several
     if ids and all(type(token) is int for token in ids):
         prompt = tokens_of(ids, "prompt", source)
-    counted = count_of(_first(payload, int, *_COUNTED))
-    if counted is not None:
-        # of which no rows are sent
-        counted -= count_of(_first(payload, int, *_REASONING)) or 0
-    drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
-    fingerprint = _first(payload, str, "system_fingerprint")
-    n_probs = _first(payload, int, "generation_settings.n_probs")
+    counted = count(
+        "usage.completion_tokens",
+        "usage.output_tokens",
+        "meta_info.completion_tokens",
+        "eval_count",
+    )
+    # of which no rows are sent
+    reasoning = count(
+        "usage.completion_tokens_details.reasoning_tokens",
+        "usage.output_tokens_details.reasoning_tokens",
+    )
+    if counted and reasoning:
+        counted -= reasoning
+    drafted = count(f"timings.{DRAFTED}")
     settings = {} if drafted is None else {DRAFTED: f"{drafted}"}
-    if fingerprint:
+    if fingerprint := text("system_fingerprint"):
         settings["system_fingerprint"] = fingerprint
+    n_probs = first_value(payload, int, "generation_settings.n_probs")
+    requested = first_value(
+        request,
+        int,
+        "n_probs",
+        "top_logprobs",
+        "top_logprobs_num",
+        "logprobs",
+    )
     return {
-        "model": _first(payload, str, "model") or "",
-        "text": _first(payload, str, *_TEXTS) or "",
+        "model": text("model"),
+        "text": text("text", "content", "response", "generated_text", "message.content"),
         "prompt": prompt,
-        "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
+        "generated": tokens_of(first_value(payload, list, *_GENERATED), "generated tokens", source),
         "counted": counted,
-        "cached": count_of(_first(payload, int, *_CACHED)),
+        "cached": count(
+            "timings.cache_n",
+            "meta_info.cached_tokens",
+            "usage.prompt_tokens_details.cached_tokens",
+        ),
         "settings": settings,
-        "top_logprobs": count_of(_first(request, int, *_COUNTS) or n_probs) or None,
+        "top_logprobs": count_of(requested or n_probs) or None,
         "prompt_key": _prompt_key(request),
     }
 
@@ -537,6 +534,6 @@ _READERS: tuple[tuple[str, Callable[..., Record], Callable[[Payload], bool]], ..
         lambda payload, prompt, source: {
             "rows": rows_of(payload.get("logprobs"), first_row(prompt), source),
         },
-        lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload,
+        lambda payload: first_value(payload, list, "logprobs") is not None or "done" in payload,
     ),
 )

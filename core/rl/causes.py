@@ -70,12 +70,10 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
         is_known = values != "" if is_text else np.isfinite(values)
         each = np.unique(values[is_known])
         means = np.array([sizes[values == value].mean() for value in each])
-        worst = each[:0]
-        if len(each) > 1:
-            worst = each[(means > 0) & (means >= _LAGGED * means.min())]
-        first = ""
-        if len(worst):
-            first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+        worst = each[(means > 0) & (means >= _LAGGED * means.min(initial=np.inf))]
+        if not len(worst):
+            continue
+        first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
         place = f"{len(worst)} {name}s, the first {first}"
         if len(worst) == 1:
             place = f"{name} {first}"
@@ -405,22 +403,20 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    means = []
-    logs = []
-    errors = []
+    of_lags = []
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)
         # of a sequence: its tokens are alike
         sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)
         if len(sizes) > 1:
-            means.append(float(np.abs(of_lag.r).mean()))
             # their spread is in proportion to their size
-            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
-            logs.append(sizes.mean())
-            errors.append(sizes.var(ddof=1) / len(sizes))
-    if not len(means) == len(lags) > 1:
+            logs = np.log(np.maximum(sizes, np.finfo(float).tiny))
+            error = logs.var(ddof=1) / len(logs)
+            of_lags.append((float(np.abs(of_lag.r).mean()), logs.mean(), error))
+    if not len(of_lags) == len(lags) > 1:
         return
+    means, logs, errors = zip(*of_lags, strict=True)
     newest, *older = means
     is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
     if is_sure and older[-1] >= _OLDER * newest and min(older) > newest:
@@ -428,7 +424,7 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
             f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
             f" {number(older[-1], 2)} at {lags[-1]:g}."
         )
-        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
+        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": [*means]})
 
 
 CAUSES = (

@@ -303,10 +303,9 @@ def _figures(
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
-        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
-        if len(counted) > 1:
-            # drawn once for all frameworks
-            bounds = iter(intervals(counted, figures))
+        # drawn once for all frameworks; of one sequence nothing can be drawn
+        bounds = intervals(counted, figures) if len(counted) > 1 else repeat((None, None))
+        bounds = iter(bounds)
         for framework in frameworks:
             rows[f"figures of {framework.name}"] = [
                 _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
@@ -327,9 +326,14 @@ def _row(
     low: float | None = None,
     high: float | None = None,
 ) -> Record:
-    numbers = {"value": value, "low": low, "high": high}
-    plain = {key: _plain(number) for key, number in numbers.items()}
-    return {"name": name, **plain, "unit": unit, "definition": definition}
+    return {
+        "name": name,
+        "value": _plain(value),
+        "low": _plain(low),
+        "high": _plain(high),
+        "unit": unit,
+        "definition": definition,
+    }
 
 
 def _plain(value: float | None) -> float | None:
