@@ -27,7 +27,8 @@ class Ask:
     """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row,
     0 for none.
 
-    is_warm: the prompt may be read from a cache. salt: unique to a cold request. rows: include the prompt's own rows. is_filler: sent only to load the server.
+    is_warm: the prompt may be read from a cache. salt: unique to a cold request. rows: include the
+    prompt's own rows. is_filler: sent only to load the server.
     temperature: 0 but for an answer that nothing reads.
     """
 

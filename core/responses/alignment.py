@@ -37,11 +37,10 @@ def align(sides: Sequence[ResponseSide]) -> tuple[ResponseSide, ...]:
                     )
                 for text in response.texts.values():
                     numbers.setdefault(text, len(numbers))
-        renumbered = []
-        for side in sides:
-            responses = tuple(_renumber(response, numbers) for response in side.responses)
-            renumbered.append(replace(side, responses=responses))
-        sides = renumbered
+        sides = [
+            replace(side, responses=tuple(_renumber(each, numbers) for each in side.responses))
+            for side in sides
+        ]
     by_prompt = zip(*(side.responses for side in sides), strict=True)
     in_place = [_in_place(prompt, responses) for prompt, responses in enumerate(by_prompt)]
     by_side = zip(*in_place, strict=True)
@@ -122,19 +121,17 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
         return responses
     moved = []
     for response, count in zip(responses, moves, strict=True):
-        later = response
-        if count:
+        first = response.generated_from
+        rows = response.rows
+        later = replace(
+            response,
             # unknown tokens stand in front
-            first = response.generated_from
-            rows = response.rows
-            later = replace(
-                response,
-                tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
-                rows=replace(rows, positions=rows.positions + count),
-                generated_from=None if first is None else first + count,
-                start_known=True,
-            )
-        moved.append(later)
+            tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
+            rows=replace(rows, positions=rows.positions + count),
+            generated_from=None if first is None else first + count,
+            start_known=True,
+        )
+        moved.append(later if count else response)
     if all(one.start_known for one in responses):
         lengths = dict.fromkeys(f"{(one.generated_from or 0) + 1:,}" for one in responses)
         moved[-1] = warn(
@@ -163,11 +160,10 @@ def _starts(reference: Response, variant: Response) -> tuple[int, int]:
         return (0, start) if reference.start_known else (start, 0)
     if first is None or other_first is None or not reference.start_known:
         return 0, 0
-    for rows, end in ((reference.rows, first), (variant.rows, other_first)):
-        # rows of the prompt
-        if (rows.positions < end).any():
-            return 0, 0
-    if prompt_tokens(reference) is not None and prompt_tokens(variant) is not None:
+    of_prompt = reference.rows.positions.min(initial=first) < first
+    of_other_prompt = variant.rows.positions.min(initial=other_first) < other_first
+    are_known = None not in (prompt_tokens(reference), prompt_tokens(variant))
+    if of_prompt or of_other_prompt or are_known:
         return 0, 0
     later = max(first, other_first)
     return later - first, later - other_first

@@ -153,11 +153,11 @@ def response_of(
     *,
     format: str,
     prompt: Sequence[int] | int | None,
-    generated: Sequence[int] = (),
+    generated: Sequence[int],
+    top_logprobs: int | None,
+    counted: int | None,
     has_prompt_rows: bool = False,
-    top_logprobs: int | None = None,
     warnings: Sequence[str] = (),
-    counted: int | None = None,
     **about: Any,
 ) -> Response:
     """Return the record of a response.
@@ -171,13 +171,8 @@ def response_of(
         raise DumpError(
             f"{source}: {format} response without log-probabilities; ask the server for them.",
         )
-    known: Sequence[int] = ()
-    length = None
-    if isinstance(prompt, int):
-        length = prompt
-    elif prompt:
-        known = prompt
-        length = len(prompt)
+    known = prompt if isinstance(prompt, Sequence) else ()
+    length = prompt if isinstance(prompt, int) else len(known) or None
     # before there is a token for each
     if (length or 0) > MAX_POSITIONS:
         raise DumpError(
@@ -186,7 +181,7 @@ def response_of(
         )
     says = list(warnings)
     if not has_prompt_rows and _is_unordered(rows):
-        rows = _greedy(rows, about.get("text", ""), source)
+        rows = _greedy(rows, about["text"], source)
         says.append(
             "Its lists are in no order; their top tokens, which spell its text, are the emitted"
             " ones.",
@@ -265,7 +260,7 @@ def response_of(
             f"It counts {counted:,} generated tokens, and sends log-probabilities of"
             f" {with_rows:,}.",
         )
-        about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
+        about["settings"] |= {UNSENT: f"{counted - with_rows}"}
     # ids of the payload mean nothing in a response by text
     tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
     start = 0 if has_prompt_rows else len(tokens)

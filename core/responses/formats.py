@@ -114,12 +114,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
         raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
         raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
-    answer = payload.get("response")
-    has_status = isinstance(answer, dict) and "status_code" in answer
-    if has_status or isinstance(payload.get("custom_id"), str | int):
-        return _of_batch(payload, source)
-    if isinstance(payload.get("request"), dict) and "response" in payload:
-        return read_payload(payload["response"], source, payload["request"])
+    match payload:
+        case {"response": {"status_code": _}} | {"custom_id": str() | int()}:
+            return _of_batch(payload, source)
+        case {"request": dict(own), "response": answer}:
+            return read_payload(answer, source, own)
     if "choices" in payload and "completion_probabilities" not in payload:
         return list(_read_choices(payload, source, request or {}))
     for format, read, is_of_format in _READERS:

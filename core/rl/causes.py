@@ -79,9 +79,9 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
             place = f"{name} {first}"
         places.append((name, place, np.isin(values, worst)))
     for _, place, is_worst in places:
-        of_worst = _causes_of(tokens.select(is_worst))
-        if _are_telling(of_worst):
-            return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
+        causes_there = _causes_of(tokens.select(is_worst))
+        if _are_telling(causes_there):
+            return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes_there]
     square = sizes**2
     for name, place, is_worst in places:
         are_many = min(is_worst.sum(), (~is_worst).sum()) >= _LEAST
@@ -136,8 +136,8 @@ def _is_most(square: Floats, part: Flags) -> bool:
     higher density.
     """
     inside = square[part]
-    is_dense = inside.mean() >= max(_least_square(square, part), CONTRAST * square[~part].mean())
-    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
+    least = max(_least_square(square, part), CONTRAST * square[~part].mean())
+    return bool(inside.mean() >= least and inside.sum() >= (1 - MOST) * square.sum())
 
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
@@ -277,9 +277,8 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
     lengths = tokens.lengths
     for side, own, other, name, other_name in sides_of(tokens):
         excess = own - other
-        above = float(np.sqrt((np.maximum(excess, 0) ** 2).mean()))
-        below = float(np.sqrt((np.minimum(excess, 0) ** 2).mean()))
-        high = float(np.quantile(excess, 0.99))
+        above, below = (np.sqrt((np.maximum(each, 0) ** 2).mean()) for each in (excess, -excess))
+        high = np.quantile(excess, 0.99)
         if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
             continue
         # It adds less to a certain token than to others, so a constant of a response is none.
@@ -363,12 +362,12 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
         bad = each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
         if 0 < len(bad) <= _LISTED and bad[0] >= least:
             noun = "token" if len(bad) == 1 else "tokens"
-            listed = f"{noun} {series(list(map(str, bad)))} {words}"
+            listed = f"{noun} {series([*map(str, bad)])} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
     turns = np.zeros_like(index) if tokens.turn is None else tokens.turn
-    for turn in range(int(turns.max()), 0, -1):
+    for turn in range(turns.max(), 0, -1):
         parts[f"turn {turn}"] = (turns >= turn, f"tokens from turn {turn + 1} on")
     # from its first token on most of a sequence differs, and little before it does
     is_far = square > _OUTLYING * np.median(square)
@@ -378,7 +377,7 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     begin = np.where(is_begin, np.arange(len(gain)), -1)
     tail = np.maximum.accumulate(begin) - np.repeat(starts, lengths) >= _LEAST_TAIL
     if tail.any():
-        first = int(np.argmax(tail))
+        first = tail.argmax()
         place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
         count = f"{len(np.unique(tokens.sequence[tail])):,} of {len(starts):,} sequences"
         parts["end"] = (tail, f"the end of {count}, first from {place} on")
@@ -428,6 +427,14 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
 
 
 CAUSES = (
-    *(units, _shift, _retokenized, other_order, _parts, another_token),
-    *(_renormalized, _temperature, _grid, _lag),
+    units,
+    _shift,
+    _retokenized,
+    other_order,
+    _parts,
+    another_token,
+    _renormalized,
+    _temperature,
+    _grid,
+    _lag,
 )

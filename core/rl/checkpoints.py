@@ -502,8 +502,14 @@ def _change(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) ->
             rounded = differences(bits_of(x.astype(fmt.values)), bits_of(y.astype(fmt.values)), fmt)
             scale = np.vdot(x, x)
         figures: Any = (
-            *(exact.neq, rounded.neq, rounded.max_ulps, exact.nonfinite_mismatch, exact.finite),
-            *(exact.max_abs, exact.sum_squares, scale),
+            exact.neq,
+            rounded.neq,
+            rounded.max_ulps,
+            exact.nonfinite_mismatch,
+            exact.finite,
+            exact.max_abs,
+            exact.sum_squares,
+            scale,
         )
         return Change(x.size, *(each.item() for each in figures))
 

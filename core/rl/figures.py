@@ -290,6 +290,10 @@ class Batch:
         """Return the mean over sequences of the perplexity of a sequence."""
         return self.over_sequences(np.exp(-self.sequences.means(side)))
 
+    def trained_perplexity(self, side: str) -> float:
+        """Return the same, 0 for a sequence without a token of the loss."""
+        return self.over_trained(np.exp(-self.sequences.means(side)))
+
 
 Value = Callable[[Batch], float]
 
@@ -336,8 +340,6 @@ _VALUES: dict[str, Value] = {
     "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
     "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
     "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
-    "masked perplexity trainer": lambda b: b.over_trained(np.exp(-b.sequences.means("trainer"))),
-    "masked perplexity rollout": lambda b: b.over_trained(np.exp(-b.sequences.means("rollout"))),
     "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
     "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
     "largest mean -r": _of_means(np.max, "-r"),
@@ -454,8 +456,8 @@ _SLIME = f"""
 {_MILES}
 mis_kl            mean_of_means -r               mean of sequence means of -r, nats
 mis_k3_kl         mean_of_means k3               mean of sequence means of exp(r) - 1 - r, nats
-mis_training_ppl  masked perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
-mis_rollout_ppl  masked perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
+mis_training_ppl  trained_perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
+mis_rollout_ppl  trained_perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
 mis_chi2_token    masked chi2                mean of sequence means of exp(r)² - 1
 """
 _NEMO = """

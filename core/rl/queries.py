@@ -384,17 +384,14 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
-    table = run.query(
+    used = run.query(
         f"""
-        SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,
-            step, {BY["rank"]} AS rank, environment, stop_reason
-        FROM chosen_token {_OF_SEQUENCES} WHERE prompt % ? = 0 ORDER BY prompt, position""",
+        SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
+            {BY["rank"]} AS rank, {BY["turn"]} AS turn, environment, stop_reason
+        FROM chosen_token {_OF_SEQUENCES} {_STARTS}
+        WHERE is_trained AND prompt % ? = 0 ORDER BY prompt, position""",
         -(-total // most),
     )
-    trained = table["is_trained"].to_numpy(bool)
-    is_hole = ~trained & np.append(False, trained[:-1])
-    turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
-    used = table[trained]
     names = ["reference", "variant", "entropy", "version", "step", "rank"]
     rollout, trainer, entropy, version, step, rank = (
         used[name].to_numpy(np.float64) for name in names
@@ -406,7 +403,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         used["position"].to_numpy(),
         rollout,
         trainer,
-        turn[trained].to_numpy(),
+        used["turn"].to_numpy(),
         entropy if np.isfinite(entropy).any() else None,
         lag if np.isfinite(lag).any() else None,
         {"step": step, "weight version": version, "rank": rank, **texts},
