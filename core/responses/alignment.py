@@ -105,10 +105,10 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
     )
     if usable.all():
         return renumbered
-    left_out = plural(int((~usable).sum()), "row")
     return warn(
         renumbered,
-        f"{left_out} left out: two of the tokens print alike, or one has no text.",
+        f"{plural(int((~usable).sum()), 'row')} left out: two of the tokens print alike, or one has"
+        " no text.",
     )
 
 

@@ -86,15 +86,24 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
     for name, place, is_worst in places:
         are_many = min(is_worst.sum(), (~is_worst).sum()) >= _LEAST
         if are_many and _is_most(square, is_worst):
-            says = _differ_at(place, tokens, square, is_worst)
-            return [Cause("part of the sequences", says, {"part": name}), *causes]
+            return [
+                Cause(
+                    "part of the sequences",
+                    _differ_at(place, tokens, square, is_worst),
+                    {"part": name},
+                ),
+                *causes,
+            ]
     return [*_few(tokens, square), *causes]
 
 
 def _differ_at(place: str, tokens: SampledTokens, square: Floats, part: Flags) -> str:
     rollout, trainer = tokens.names
-    share = percent(float(square[part].sum() / square.sum()))
-    return f"'{trainer}' and '{rollout}' differ at {place}: {share} of the squared difference."
+    share = square[part].sum() / square.sum()
+    return (
+        f"'{trainer}' and '{rollout}' differ at {place}: {percent(share)} of the squared"
+        " difference."
+    )
 
 
 def _are_telling(causes: list[Cause]) -> bool:
@@ -113,12 +122,13 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     first = few.min()
     sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
-    share = percent(float(square[few].sum() / total))
-    says = (
-        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
-        f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
+    yield Cause(
+        "some tokens",
+        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold"
+        f" {percent(square[few].sum() / total)} of the squared difference, first token"
+        f" {tokens.position[first]} of sequence {sequence}.",
+        {"tokens": count, "sequence": sequence},
     )
-    yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
 def _least_square(square: Floats, part: Flags) -> float:
@@ -127,8 +137,7 @@ def _least_square(square: Floats, part: Flags) -> float:
     Tokens outside that are equal bit for bit, as those of a cached prefix are, do not show how far
     the others round.
     """
-    least = _LEAST_SIZE if square[~part].any() else _FAR
-    return least**2
+    return (_LEAST_SIZE if square[~part].any() else _FAR) ** 2
 
 
 def _is_most(square: Floats, part: Flags) -> bool:
@@ -186,8 +195,10 @@ def _shift(tokens: SampledTokens) -> Iterator[Cause]:
         own = tokens.r[is_inside] ** 2
         moved = moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
-            away = _tokens_away(shift)
-            says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
+            says = (
+                f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}'"
+                f" {_tokens_away(shift)}."
+            )
             yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
             return
 
@@ -297,11 +308,12 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
         if below <= _EXACT * most and most <= MOST_MASS:
             least = float(np.exp(-most))
             top_p = f" (top-p would be {least:.3g})"
-        says = (
+        yield Cause(
+            "renormalized",
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
-            f" at most {number(most)} above{top_p}."
+            f" at most {number(most)} above{top_p}.",
+            {"side": side, "top_p": least},
         )
-        yield Cause("renormalized", says, {"side": side, "top_p": least})
 
 
 def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
@@ -322,12 +334,13 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
         is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
         if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
             rollout, trainer = tokens.names
-            says = (
+            cause = Cause(
+                "temperature",
                 f"'{rollout}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
-                f" '{trainer}'."
+                f" '{trainer}'.",
+                {"temperature": 1 / inverse},
             )
             near = rest <= np.quantile(rest, 0.99)
-            cause = Cause("temperature", says, {"temperature": 1 / inverse})
             yield cause.score(y[near] ** 2, rest[near], near.sum())
             return
         # all but the 2 % that are farthest from a line of least absolute deviations
@@ -392,8 +405,11 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
             continue
         is_outlying = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_outlying or (kind != "end" and _is_most(square, part)):
-            says = _differ_at(words, tokens, square, part)
-            yield Cause("part of the response", says, {"part": kind})
+            yield Cause(
+                "part of the response",
+                _differ_at(words, tokens, square, part),
+                {"part": kind},
+            )
             return
 
 
@@ -419,11 +435,12 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     newest, *older = means
     is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
     if is_sure and older[-1] >= _OLDER * newest and min(older) > newest:
-        says = (
+        yield Cause(
+            "lag",
             f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
-            f" {number(older[-1], 2)} at {lags[-1]:g}."
+            f" {number(older[-1], 2)} at {lags[-1]:g}.",
+            {"lags": lags.tolist(), "mean_abs": [*means]},
         )
-        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": [*means]})
 
 
 CAUSES = (

@@ -109,8 +109,11 @@ class Checkpoint:
     architecture: str
 
     def as_json(self) -> Record:
-        dtypes = sorted({tensor.dtype for tensor in self.tensors.values()})
-        return {"path": str(self.path), "tensors": len(self.tensors), "dtypes": dtypes}
+        return {
+            "path": str(self.path),
+            "tensors": len(self.tensors),
+            "dtypes": sorted({tensor.dtype for tensor in self.tensors.values()}),
+        }
 
 
 @dataclass(frozen=True)
@@ -267,8 +270,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / single]
         if (folder / index).is_file():
             try:
-                files = json.loads((folder / index).read_text())["weight_map"].values()
-                shards = sorted(set(files))
+                weight_map = json.loads((folder / index).read_text())["weight_map"]
+                shards = sorted(set(weight_map.values()))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CaptureError(
                     f"{folder / index} is no index of weight files; copy the model again.",
@@ -447,8 +450,8 @@ def _compare(
                 findings = [("layout", text)]
                 break
     if change is None:
-        shapes = f"{a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"
-        return None, [("shape", f"Not compared: {shapes}")]
+        says = f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"
+        return None, [("shape", says)]
     if change.nonfinite_mismatch:
         findings.append(("nonfinite", "NaN or infinity on one side only"))
     elif 0.999 < change.rms <= change.max_abs < 1.001:

@@ -275,8 +275,8 @@ def _tokens_with_half(run: Figures) -> int:
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
-    table = run.query("SELECT positions FROM prompt ORDER BY prompt")
-    counts = table["positions"].to_numpy(np.int64)
+    prompts = run.query("SELECT positions FROM prompt ORDER BY prompt")
+    counts = prompts["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
     for each in np.unique(group):
         first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
@@ -287,8 +287,8 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
             last,
         )
         if len(rows):
-            sides = (rows[side].to_numpy(float) for side in ("reference", "variant"))
-            yield TokenPairs(*sides), np.bincount(rows["prompt"].to_numpy() - first)
+            pairs = TokenPairs(rows["reference"].to_numpy(), rows["variant"].to_numpy())
+            yield pairs, np.bincount(rows["prompt"].to_numpy() - first)
 
 
 def _figures(
@@ -365,7 +365,6 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         if bar is not None and value is not None:
             span = "" if bar.holds(value) else f" ({bar.span})"
             usual.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
-    states = [f"{series(labels)}: {state}." for state, labels in usual.items()]
     return {
         "framework": framework,
         "figures": figures_of(run, framework),
@@ -374,7 +373,7 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         "sequences": tokens["sequences"],
         "tokens_with_half_of_kl": tokens["half"],
         "left_out": " ".join(says),
-        "usual": " ".join(states),
+        "usual": " ".join(f"{series(labels)}: {state}." for state, labels in usual.items()),
         "bars": summary(run, "bars"),
         "by_step": summary(run, "steps"),
         "explained_by": summary(run, "explained"),
@@ -397,7 +396,6 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         used[name].to_numpy(np.float64) for name in names
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
-    texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
     return SampledTokens(
         used["prompt"].to_numpy(),
         used["position"].to_numpy(),
@@ -406,7 +404,12 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         used["turn"].to_numpy(),
         entropy if np.isfinite(entropy).any() else None,
         lag if np.isfinite(lag).any() else None,
-        {"step": step, "weight version": version, "rank": rank, **texts},
+        {
+            "step": step,
+            "weight version": version,
+            "rank": rank,
+            **{name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS},
+        },
         (run.header.sides[0].name, run.header.sides[1].name),
     )
 

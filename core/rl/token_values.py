@@ -70,8 +70,11 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
     for side, own, other, name, other_name in sides_of(tokens):
         share = float((~np.isfinite(own) & np.isfinite(other)).mean())
         if share > _CONSTANT:
-            says = f"'{name}' has no value for {percent(share)} of the tokens."
-            yield Cause("missing", says, {"side": side, "value": None, "share": share})
+            yield Cause(
+                "missing",
+                f"'{name}' has no value for {percent(share)} of the tokens.",
+                {"side": side, "value": None, "share": share},
+            )
         # + 0: of -0.0 and 0.0 one is left
         values, counts = np.unique(own[np.isfinite(own)] + 0.0, return_counts=True)
         above = np.append(values, np.inf)[1:]
@@ -116,8 +119,11 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             if is_lowest and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
-            parameters = {"side": side, "value": float(value), "share": share}
-            yield Cause(name_of_cause, says + about, parameters)
+            yield Cause(
+                name_of_cause,
+                says + about,
+                {"side": side, "value": float(value), "share": share},
+            )
 
 
 def units(tokens: SampledTokens) -> Iterator[Cause]:
@@ -174,9 +180,11 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
             rest = (own - expected) ** 2
             least = size_of_step if words in running else size
             if least.any() and is_explained(least, rest, EXACTLY):
-                says = f"'{name}' is {words} '{other_name}'."
-                parameters = {"side": side, **amounts.get(words, {})}
-                cause = Cause("other units", says, parameters)
+                cause = Cause(
+                    "other units",
+                    f"'{name}' is {words} '{other_name}'.",
+                    {"side": side, **amounts.get(words, {})},
+                )
                 share = rest.sum() / (own**2).sum()
                 scored.setdefault(share, cause.score(square, rest, len(rest)))
     if scored:
@@ -208,8 +216,11 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
         share = float(differs.mean())
         name = tokens.names[0 if above > 0.5 else 1]
         which = ", as of the most likely one" if is_largest else ""
-        says = f"'{name}' has another token's value{which} at {percent(share)} of the tokens."
-        yield Cause("another token", says, {"share": share})
+        yield Cause(
+            "another token",
+            f"'{name}' has another token's value{which} at {percent(share)} of the tokens.",
+            {"share": share},
+        )
 
 
 def other_order(tokens: SampledTokens) -> Iterator[Cause]:
@@ -278,5 +289,4 @@ def _nearest(rollout: Floats, trainer: Floats, square: Floats) -> tuple[Integers
     """
     distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
     limit = MOST * np.minimum(square, np.median(distances, axis=1))
-    is_near = distances.min(axis=1) <= limit
-    return distances.argmin(axis=1), is_near
+    return distances.argmin(axis=1), distances.min(axis=1) <= limit

@@ -104,11 +104,10 @@ def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
             for name, column in columns.items():
                 if isinstance(column, list | tuple) and row < len(column):
                     values[name] = column[row]
-            shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
             yield {
                 **values,
                 "max_seq_len": values.get("max_seq_lens"),
-                **shard,
+                **{name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")},
                 "sample": int(sample),
             }
         return
@@ -156,10 +155,10 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Resp
     for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
         if not np.array_equal(text, tokens):
             some = min(len(text), len(tokens))
-            at = int(np.argmax(np.append(text[:some] != tokens[:some], True)))
-            other = clean(of_files[0][0].name)
+            at = np.append(text[:some] != tokens[:some], True).argmax()
             raise DumpError(
-                f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.",
+                f"{clean(path.name)}: {place} has other tokens than in"
+                f" {clean(of_files[0][0].name)} from token {at} on.",
             )
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:

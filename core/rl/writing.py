@@ -112,8 +112,11 @@ def write_tokens(
         verdict = judge(TokenPair(positions, summary, own.get("k3"), constants, sample))
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        texts_of_contents = list(map(json.dumps, contents.values()))
-        MISMATCH.insert(database, name=list(contents), content=texts_of_contents)
+        MISMATCH.insert(
+            database,
+            name=list(contents),
+            content=list(map(json.dumps, contents.values())),
+        )
         on_progress(STORING, positions, positions)
     return partial.path.stem
 
