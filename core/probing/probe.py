@@ -117,8 +117,10 @@ class Probe:
                 answered = answered or (self._state.cold,)
                 for axis in AXES:
                     self._state.failed.setdefault(axis.name, f"the probe ended early ({stopped})")
-            count = plural(len(answered[0].responses), "prompt")
-            self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
+            self._note(
+                f"The probe ended early ({stopped}); answers to"
+                f" {plural(len(answered[0].responses), 'prompt')} are stored.",
+            )
         return ProbeResult(
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),
@@ -222,8 +224,8 @@ class Probe:
             return
         for name in (f"load:{self._plan.load}", f"load:{self._plan.load} again"):
             server.forget()
-            request = self._cold(prompt)
-            self._put(server, name, self._under_load(server, request, name, self._plan.load, 7))
+            response = self._under_load(server, self._cold(prompt), name, self._plan.load, 7)
+            self._put(server, name, response)
 
     def _under_load(
         self,
@@ -252,12 +254,12 @@ class Probe:
 
         filling = [start_call(partial(fill, number)) for number in range(others)]
         response = start_call(measure).result()
-        in_flight = sum(not one.done() for one in filling)
+        finished = sum(one.done() for one in filling)
         wait(filling, return_when=FIRST_EXCEPTION)
         # raises an error before the others end
         for one in sorted(filling, key=lambda one: not one.done()):
             one.result()
-        if finished := others - in_flight:
+        if finished:
             self._note(
                 f"At worst, {finished} of the {others} concurrent requests ended before the"
                 " measured one.",
@@ -270,18 +272,20 @@ class Probe:
         # a server that takes token ids may not tokenize
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         cases: list[Any] = cases_of(texts or prompts)
-        stage = "state: cold"
-        cold = [
-            replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows) for case in cases
-        ]
-        reference = tuple(self._ask(server, stage, request) for request in cold)
+        reference = []
+        for case in cases:
+            request = replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows)
+            reference.append(self._ask(server, "state: cold", request))
         is_cold = bool(server.kind.way_to_be_cold) and not any(one.cached for one in reference)
         blocks = []
         for number, case in enumerate(cases):
             request = self._cold(with_wrong_block(case, cases[number - 1]), 1)
             blocks.append(self._ask(server, "state: another block", request))
-        wrong_blocks = ResponseSide("wrong block", tuple(blocks))
-        state = StateAnswers(ResponseSide("cold", reference), wrong_blocks, is_cold)
+        state = StateAnswers(
+            ResponseSide("cold", tuple(reference)),
+            ResponseSide("wrong block", tuple(blocks)),
+            is_cold,
+        )
         self._state = state
         for axis in AXES:
             if reason := _why_not(axis, server, cases):
@@ -329,8 +333,7 @@ class Probe:
                 request = replace(request, prompt=given, tokens=TOKENS - len(given) + len(case))
             if axis.has_neighbors:
                 server.forget()
-                others = neighbors_of(number)
-                answers.append(self._under_load(server, request, stage, others, 1))
+                answers.append(self._under_load(server, request, stage, neighbors_of(number), 1))
             elif not axis.has_values:
                 server.forget()
                 answers.append(_of_tokens(reference[number], case, server.generate(request)))

@@ -74,9 +74,11 @@ def _openai(ask: Ask, model: str) -> Json:
 
 
 def _chat(ask: Ask, model: str) -> Json:
-    messages = [{"role": "user", "content": ask.prompt}]
-    values = {"logprobs": True, "top_logprobs": ask.top}
-    return _openai(ask, model) | values | {"messages": messages}
+    return _openai(ask, model) | {
+        "messages": [{"role": "user", "content": ask.prompt}],
+        "logprobs": True,
+        "top_logprobs": ask.top,
+    }
 
 
 def _completions(ask: Ask, model: str) -> Json:
@@ -84,13 +86,13 @@ def _completions(ask: Ask, model: str) -> Json:
 
 
 def _vllm(ask: Ask, model: str) -> Json:
-    body = {
+    rows = {"prompt_logprobs": ask.top} if ask.rows else {}
+    own = {
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "cache_salt": ask.salt or "warm",
     }
-    rows = {"prompt_logprobs": ask.top} if ask.rows else {}
-    return _completions(ask, model) | body | rows | ask.filler
+    return _completions(ask, model) | own | rows | ask.filler
 
 
 def _llamacpp(ask: Ask, _: str) -> Json:

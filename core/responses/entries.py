@@ -295,13 +295,7 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
         unknown = [row for row in rows if row.best is None]
         k = max((len(row.top) for row in unknown), default=0)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
-    counts = []
-    for row in rows:
-        best = row.best
-        if best is None:
-            best = k if len(row.top) >= k else 0
-        counts.append(best)
-    return counts
+    return [k * (len(row.top) >= k) if row.best is None else row.best for row in rows]
 
 
 def _is_chosen_last(row: Row) -> bool:

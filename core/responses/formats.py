@@ -205,8 +205,7 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
 
 def _choice(choice: Payload, prompt: Any, source: str) -> Record:
     of_prompt = choice["prompt_logprobs"]
-    logprobs = choice.get("logprobs")
-    logprobs = logprobs if isinstance(logprobs, dict) else {}
+    logprobs = first_value(choice, dict, "logprobs") or {}
     # of the prompt first: nothing scores the very first token, so it has null
     values = logprobs.get("token_logprobs")
     is_echoed = isinstance(values, list) and values[:1] == [None]
@@ -330,8 +329,7 @@ def _read_output(payload: Payload, prompt: Any, source: str) -> Record:
     entries = []
     text = ""
     for item in items:
-        content = item.get("content")
-        parts = content if isinstance(content, list) else []
+        parts = first_value(item, list, "content") or []
         for part in convert(parts, list[Record], f"{source}, content"):
             if part.get("type") == "output_text":
                 entries += convert(part.get("logprobs") or [], list[Any], source)

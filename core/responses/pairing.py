@@ -313,10 +313,9 @@ def _cause(
     for both in responses:
         prompts = [prompt_tokens(each) or () for each in both]
         if (extra := extra_first_token(prompts[0], prompts[1])) is not None:
-            name = sides[extra[0]].name
-            token = prompts[extra[0]][0]
-            twice = " twice" if extra[1] else ""
-            return f": '{name}' has token {token} in front{twice}, a BOS that the other lacks"
+            side, is_twice = extra
+            token = f"token {prompts[side][0]} in front{' twice' if is_twice else ''}"
+            return f": '{sides[side].name}' has {token}, a BOS that the other lacks"
     return ""
 
 
