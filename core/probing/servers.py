@@ -189,7 +189,7 @@ class Server:
     """
 
     client: Client = field(repr=False)
-    kind: Kind = OPENAI
+    kind: Kind
     version: str = ""
     model: str = ""
     vocab: int | None = None

@@ -76,9 +76,9 @@ def sequence(response: Response) -> tuple[int, ...]:
     return tuple(filled)
 
 
-def warn(response: Response, *warnings: str) -> Response:
-    """Return the response with more warnings."""
-    return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
+def warn(response: Response, warning: str) -> Response:
+    """Return the response with one more warning."""
+    return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, warning))))
 
 
 def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:

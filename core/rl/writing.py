@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..numerics.metrics import Summary
 from ..numerics.top_tokens import summary_of_counts
-from ..progress import STORING, Progress, no_progress
+from ..progress import STORING, Progress
 from ..runs.figures import Figures
 from ..runs.file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..runs.new_run import new_run
@@ -60,9 +60,9 @@ def write_tokens(
     origin: Provenance,
     judge: Callable[[TokenPair], Verdict],
     *,
-    run_id: str | None = None,
-    on_progress: Progress = no_progress,
-    texts_of: TextsOf | None = None,
+    run_id: str | None,
+    on_progress: Progress,
+    texts_of: TextsOf | None,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id.
 

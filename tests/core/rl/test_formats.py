@@ -389,27 +389,20 @@ def test_a_bad_sample_is_one_sentence_and_stores_nothing(change, says, store, tm
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("source", "says"),
     [
-        ([row(mask=[1, 1])], "row 1: `mask` and `token_ids` have other lengths"),
-        ([row(mask=[0, 0, 0])], "every token is masked out"),
-        ([{"token_ids": [1, 2], "logprobs": [-1, -1]}], "expected two files"),
-    ],
-)
-def test_bad_rows_are_one_sentence_and_store_nothing(rows, says, store, tmp_path):
-    refused(store, [write_lines(tmp_path / "a.jsonl", rows)], says)
-
-
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
+        (row(mask=[1, 1]), "row 1: `mask` and `token_ids` have other lengths"),
+        (row(mask=[0, 0, 0]), "every token is masked out"),
+        ({"token_ids": [1, 2], "logprobs": [-1, -1]}, "expected two files"),
         ("train_data_step7.jsonl", "every `prev_logprobs` is 0"),
         (MILES[1], "the file of context-parallel rank 0 of 2 is missing"),
         (SLIME[0], "no sample has `log_probs`"),
     ],
 )
-def test_a_file_without_its_values_is_one_sentence_and_stores_nothing(file, says, store):
-    refused(store, [CASES / file], says)
+def test_a_bad_row_or_file_is_one_sentence_and_stores_nothing(source, says, store, tmp_path):
+    is_row = isinstance(source, dict)
+    path = write_lines(tmp_path / "a.jsonl", [source]) if is_row else CASES / source
+    refused(store, [path], says)
 
 
 def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_path):
