@@ -2,7 +2,7 @@
 share.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -86,20 +86,16 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
     out.
     """
     new = {token: numbers[text] for token, text in response.texts.items()}
-
-    def renumber(tokens: Iterable[int]) -> list[int]:
-        return [new.get(token, UNKNOWN_TOKEN) for token in tokens]
-
+    renumber = np.vectorize(lambda token: new.get(token, UNKNOWN_TOKEN), otypes=[np.int64])
     rows = response.rows
-    targets = np.array(renumber(rows.targets.tolist()), np.int64)
-    ids = np.array(renumber(rows.token_ids.tolist()), np.int64)
-    rows = replace(rows, token_ids=ids, targets=targets)
+    ids = renumber(rows.token_ids)
+    rows = replace(rows, token_ids=ids, targets=renumber(rows.targets))
     usable = ~rows.has_repeats
     usable[rows.row_of[ids < 0]] = False
     renumbered = replace(
         response,
         keys="text",
-        tokens=tuple(renumber(response.tokens)),
+        tokens=tuple(renumber(response.tokens).tolist()),
         rows=replace(rows.without_values(~usable), missing=rows.missing),
         texts=dict(sorted((new[token], text) for token, text in response.texts.items())),
     )

@@ -232,11 +232,11 @@ def _read_sequences(run: Figures) -> Sequences:
         tokens[place] = part.tokens
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():
-                values[place] = of_part[name]
+                values[place] = of_part(name)
     return Sequences(
         tokens[:stop],
-        {name: values[:stop] for name, values in sums.items()},
-        {name: values[:stop] for name, values in maxima.items()},
+        lambda name: sums[name][:stop],
+        lambda name: maxima[name][:stop],
     )
 
 
