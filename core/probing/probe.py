@@ -2,7 +2,6 @@
 condition.
 """
 
-import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -77,7 +76,6 @@ class Probe:
         self._state: StateAnswers | None = None
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
-        self._salted = itertools.count(1)
 
     def run(self) -> ProbeResult:
         """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the
@@ -154,7 +152,7 @@ class Probe:
         return tokenizations[0] if tokenizations else prompt
 
     def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
-        salt = f"{self._salt}-{next(self._salted)}"
+        salt = secrets.token_hex(8)
         return Ask(prompt, tokens or self._plan.tokens, self._plan.top, salt=salt)
 
     def _warm(self, prompt: Prompt, salt: str, tokens: int | None = None) -> Ask:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import DumpError
-from ..responses.entries import count_of
+from ..responses.entries import count_of, tokens_of
 from ..responses.formats import first_value, generated_ids, read_payload
 from ..responses.records import Response
 from ..text import clean
@@ -173,10 +173,6 @@ OLLAMA = Kind(
 )
 
 
-class _Tokenized(msgspec.Struct):
-    tokens: tuple[int, ...]
-
-
 class _Adapter(msgspec.Struct):
     id: int
     scale: float
@@ -206,8 +202,8 @@ class Server:
             return None
         try:
             answer = self.client.post("/tokenize", self.kind.tokenize(text, self.model))
-            return msgspec.convert(answer, _Tokenized).tokens or None
-        except (ProbeError, msgspec.ValidationError):
+            return tokens_of(first_value(answer, list, "tokens"), "tokens", "/tokenize") or None
+        except (ProbeError, DumpError):
             # an older server has no such endpoint
             return None
 

@@ -208,12 +208,10 @@ def response_of(
         return token
 
     listed: list[TopTokenRow] = []
-    targets: dict[int, int] = {}
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
         target = id_of(row.target)
         value = row.target.value
-        targets[row.position + 1] = target
         sent = [(id_of(entry), entry.value) for entry in row.top]
         listed_values = [each for token, each in sent if token == target and each is not None]
         chosen = math.nan
@@ -265,10 +263,11 @@ def response_of(
     tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
     start = 0 if has_prompt_rows else len(tokens)
     tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
-    tokens += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(tokens))
-    for place, token in targets.items():
+    tokens += [UNKNOWN_TOKEN] * (listed[-1].position + 2 - len(tokens))
+    for each in listed:
+        place = each.position + 1
         if place >= start and tokens[place] == UNKNOWN_TOKEN:
-            tokens[place] = token
+            tokens[place] = each.target
     return Response(
         format=format,
         keys="token_id" if is_by_id else "text",

@@ -310,7 +310,7 @@ def _named(name: str | int, value: _Value, token: int | None, source: str) -> En
 def _read_completion(payload: Payload, prompt: Any, source: str) -> Record:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling."""
     tokens = payload["completion_probabilities"]
-    listed = tokens if isinstance(tokens, list) else []
+    listed = first_value(payload, list, "completion_probabilities") or []
     if any(isinstance(token, dict) and "prob" in token for token in listed):
         raise DumpError(
             f"{source}: holds probabilities after sampling; request it without"
@@ -351,11 +351,12 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> Record:
     triples = _triples(meta, "input", source)
     prompt = prompt or len(triples) or None
     first = first_row(prompt)
-    rows = []
     # The last rows of the prompt end at its last token; the first token of all has no row.
-    for row in rows_of(triples, first - len(triples), source):
-        if row.position >= 0 and (row.top or row.target.value is not None):
-            rows.append(row)
+    rows = [
+        row
+        for row in rows_of(triples, first - len(triples), source)
+        if row.position >= 0 and (row.top or row.target.value is not None)
+    ]
     generated = rows_of(_triples(meta, "output", source), first, source)
     return {
         "rows": rows + generated,

@@ -196,10 +196,12 @@ def layout_of(path: Path) -> Layout | None:
         try:
             row = json.loads(line)
             names = set(row) if isinstance(row, dict) else set()
-            values = row["logprobs"] if "logprobs" in names else None
-            # a server's response has entries or lists of top tokens there
-            if isinstance(values, list) and any(isinstance(each, dict | list) for each in values):
-                return None
+            match row:
+                # a server's response has entries or lists of top tokens there
+                case {"logprobs": [*values]} if any(
+                    isinstance(each, dict | list) for each in values
+                ):
+                    return None
         except (ValueError, RecursionError):
             # JSON that is cut off, or nested too deep
             names = {
