@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
-from ..responses.bounded_json import parse
+from ..responses.bounded_json import error_in, parse
 from ..text import clean
 from .plan import base_of
 
@@ -186,7 +186,4 @@ def error_text(answer: bytes) -> str:
         value = parse(answer, "answer")
     except DumpError:
         return clean(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
-    for _ in range(3):
-        if isinstance(value, dict):
-            value = value.get("error", value.get("message", value.get("detail", str(value))))
-    return clean(value, _SHOWN)
+    return clean(error_in(value), _SHOWN)

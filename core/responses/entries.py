@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import DumpError
 from ..text import BYTE_LEVEL, clean, plural
+from .alignment import sequence
 from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, Response, TopTokenRow, compress_rows
 
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
@@ -261,14 +262,8 @@ def response_of(
         about["settings"] |= {UNSENT: f"{counted - with_rows}"}
     # ids of the payload mean nothing in a response by text
     tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
-    start = 0 if has_prompt_rows else len(tokens)
     tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
-    tokens += [UNKNOWN_TOKEN] * (listed[-1].position + 2 - len(tokens))
-    for each in listed:
-        place = each.position + 1
-        if place >= start and tokens[place] == UNKNOWN_TOKEN:
-            tokens[place] = each.target
-    return Response(
+    response = Response(
         format=format,
         keys="token_id" if is_by_id else "text",
         tokens=tuple(tokens),
@@ -280,6 +275,7 @@ def response_of(
         warnings=tuple(says),
         **about,
     )
+    return replace(response, tokens=sequence(response))
 
 
 def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:

@@ -18,7 +18,7 @@ from ..errors import DumpError
 from ..numerics.arrays import Record
 from ..text import clean, plural
 from .alignment import warn
-from .bounded_json import documents, documents_of
+from .bounded_json import documents, documents_of, error_in
 from .entries import (
     Entry,
     Id,
@@ -159,13 +159,9 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     status = answer.get("status_code")
     body = answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
-        reason = error or body
+        reason = error_in(error or body)
         if reason is None:
             reason = f"status {status}"
-        # an error may lie in an error
-        for _ in range(3):
-            if isinstance(reason, dict):
-                reason = reason.get("error") or reason.get("message") or reason
         raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
     return [
         replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)

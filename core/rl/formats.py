@@ -232,9 +232,8 @@ def are_tokens(paths: Sequence[Path]) -> bool:
         return False
     if len(paths) == 1 and is_batch(paths[0]):
         return True
-    return all(is_rollout(path) for path in paths) or all(
-        _is_parquet(path) or layout_of(path) for path in paths
-    )
+    are_of_torch = all(map(is_rollout, paths))
+    return are_of_torch or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
 def files_in(names: Sequence[str | Path]) -> list[Path]:
