@@ -83,12 +83,13 @@ class Probe:
         """
         stopped = ""
         try:
-            for prompt in [self._ids_of(prompt) for prompt in self._plan.prompts]:
+            prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
+            for prompt in prompts:
                 for test in (self._alone, self._loaded, self._walk):
                     for server in self._servers:
                         test(server, prompt)
             if STATE in self._plan.tests:
-                self._ask_state(self._servers[0])
+                self._ask_state(self._servers[0], prompts)
         except StoppedError as reason:
             stopped = str(reason)
         except ProbeError as failure:
@@ -264,9 +265,8 @@ class Probe:
             )
         return response
 
-    def _ask_state(self, server: Server) -> None:
+    def _ask_state(self, server: Server, prompts: list[Prompt]) -> None:
         """Ask for the cold reference, and then along every axis."""
-        prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
         # a server that takes token ids may not tokenize
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         cases: list[Any] = cases_of(texts or prompts)

@@ -231,10 +231,7 @@ class Server:
         responses = self._read(ask, read_payload)
         if not responses:
             raise ProbeError(f"{self.kind.path}: the server sends no answer.")
-        one = responses[0]
-        top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
-        vocab = self.vocab if one.vocab is None else one.vocab
-        return replace(one, top_logprobs=top_logprobs, vocab=vocab)
+        return replace(responses[0], vocab=self.vocab)
 
     def _read(self, ask: Ask, read: Callable[[Any, str, Json], T]) -> T:
         self.client.budget.take()
