@@ -200,11 +200,10 @@ class Sequences:
         """Return these and `count` sequences without a token of the loss: all of their sums are
         0.
         """
-        nothing = np.zeros(count, np.int64)
         return Sequences(
-            np.append(self.tokens, nothing),
-            cache(lambda name: np.append(self.sums(name), nothing)),
-            cache(lambda name: np.append(self.maxima(name), nothing - np.inf)),
+            np.append(self.tokens, np.zeros(count, np.int64)),
+            cache(lambda name: np.append(self.sums(name), np.zeros(count))),
+            cache(lambda name: np.append(self.maxima(name), np.full(count, -np.inf))),
         )
 
 
