@@ -105,11 +105,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
     if isinstance(payload, list):
         parts = ((f"{source}, response {number}", one) for number, one in enumerate(payload))
         answers = list(whole_answers(parts))
-        responses = []
-        for number, (at, each) in enumerate(answers):
-            own = request_of_choice(request or {}, number, len(answers))
-            responses += read_payload(each, at, own)
-        return responses
+        requests = [
+            request_of_choice(request or {}, at, len(answers)) for at in range(len(answers))
+        ]
+        each_with_own = zip(answers, requests, strict=True)
+        return [one for (at, each), own in each_with_own for one in read_payload(each, at, own)]
     if isinstance(payload, int | float):
         raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
