@@ -426,9 +426,9 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
         sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)
         if len(sizes) > 1:
             # their spread is in proportion to their size
-            logs = np.log(np.maximum(sizes, np.finfo(float).tiny))
-            error = logs.var(ddof=1) / len(logs)
-            of_lags.append((float(np.abs(of_lag.r).mean()), logs.mean(), error))
+            sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
+            error = sizes.var(ddof=1) / len(sizes)
+            of_lags.append((float(np.abs(of_lag.r).mean()), sizes.mean(), error))
     if not len(of_lags) == len(lags) > 1:
         return
     means, logs, errors = zip(*of_lags, strict=True)

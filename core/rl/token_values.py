@@ -139,7 +139,7 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
     # a renormalization adds nothing to certain tokens
     is_sure = has_certain(np.maximum(tokens.rollout, tokens.trainer))
     least_offset = _DIFFERENT if is_sure else _LEAST_OFFSET
-    scored = {}
+    scored: dict[float, Cause] = {}
     for side, own, other, name, other_name in sides_of(tokens):
         last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
