@@ -8,7 +8,7 @@ from typing import Annotated
 from typer import Argument, Option
 
 from ..numerics.formats import format_named
-from ..rl.checkpoints import Change, Comparison, compare_checkpoints, sum_of
+from ..rl.checkpoints import Change, Comparison, compare_checkpoints
 from ..text import number, percent
 from . import options
 from .terminal.console import out, print_json, print_text, steps, table_of
@@ -60,7 +60,7 @@ def _print(result: Comparison, has_layers: bool) -> None:
     for module, change in result.modules.items():
         lines[module if has_layers else _pattern(module), change.differing > 0].append(module)
     rows = [
-        (_name(each), *_cells(sum_of(result.modules[one] for one in each)))
+        (_name(each), *_cells(sum((result.modules[one] for one in each), Change())))
         for each in lines.values()
     ]
     table = table_of(

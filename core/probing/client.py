@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 
 from ..errors import DumpError, UlpscopeError
-from ..responses.bounded_json import parse
+from ..responses.bounded_json import error_in, parse
 from ..text import clean
 from .plan import base_of
 
@@ -116,9 +116,9 @@ class Client:
 
     def drop_stream(self, path: str, body: Mapping[str, Any]) -> None:
         """Ask for a stream, and close the connection at its first bytes."""
-        json_body = {**body, "stream": True}
+        body = {**body, "stream": True}
         try:
-            with self._http.stream("POST", path, json=json_body, timeout=60.0) as answer:
+            with self._http.stream("POST", path, json=body, timeout=60.0) as answer:
                 next(answer.iter_bytes(), b"")
         except httpx.RequestError as error:
             raise ProbeError(f"{path}: no stream ({type(error).__name__}).") from None
@@ -140,13 +140,12 @@ class Client:
                 pause = pause if retry_after is None else retry_after
             except httpx.RequestError as error:
                 self.budget.check()
-                is_away = isinstance(error, httpx.ConnectError)
                 if attempt or not isinstance(error, httpx.ConnectError | httpx.RemoteProtocolError):
-                    is_late = isinstance(error, httpx.TimeoutException)
-                    fault = (
-                        "the server does not answer in time" if is_late else "the connection broke"
-                    )
-                    reason = f"{self.url} cannot be reached" if is_away else f"{path}: {fault}"
+                    reason = f"{path}: the connection broke"
+                    if isinstance(error, httpx.ConnectError):
+                        reason = f"{self.url} cannot be reached"
+                    elif isinstance(error, httpx.TimeoutException):
+                        reason = f"{path}: the server does not answer in time"
                     raise ProbeError(
                         f"{reason} ({clean(error, _SHOWN) or type(error).__name__}).",
                     ) from None
@@ -163,8 +162,7 @@ class Client:
         deadline = time.monotonic() + _ANSWER_SECONDS
         content = bytearray()
         timeout = httpx.Timeout(_ANSWER_SECONDS, connect=10.0, write=60.0)
-        json_body = None if body is None else dict(body)
-        with self._http.stream(method, path, json=json_body, timeout=timeout) as answer:
+        with self._http.stream(method, path, json=body, timeout=timeout) as answer:
             for piece in answer.iter_bytes():
                 content += piece
                 if len(content) > MOST_BYTES:
@@ -188,7 +186,4 @@ def error_text(answer: bytes) -> str:
         value = parse(answer, "answer")
     except DumpError:
         return clean(answer.decode("utf-8", "replace").strip(), _SHOWN) or "nothing"
-    for _ in range(3):
-        if isinstance(value, dict):
-            value = value.get("error", value.get("message", value.get("detail", str(value))))
-    return clean(value, _SHOWN)
+    return clean(error_in(value), _SHOWN)

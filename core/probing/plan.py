@@ -34,14 +34,13 @@ FILLER_FACTOR = 2  # tokens of a load request, per token of a measured one
 KEY_VARIABLE = "ULPSCOPE_PROBE_KEY"
 # eight of them: fewer rows tell no temperature
 WATCH_PROMPTS = (
-    *(
-        "x",
-        "The capital of France is",
-        "1, 1, 2, 3, 5, 8,",
-        "Sehr geehrte Damen und Herren,",
-        "def area(shape):\n",
-    ),
-    *('{"name": "Ada", "born": ', "Q: How many legs has a spider?\nA:"),
+    "x",
+    "The capital of France is",
+    "1, 1, 2, 3, 5, 8,",
+    "Sehr geehrte Damen und Herren,",
+    "def area(shape):\n",
+    '{"name": "Ada", "born": ',
+    "Q: How many legs has a spider?\nA:",
     "It was the best of times, it was the worst of times, it was the age of wisdom, it was the"
     " age of " * 8,
 )

@@ -2,7 +2,6 @@
 condition.
 """
 
-import itertools
 import secrets
 import threading
 from collections.abc import Callable, Sequence
@@ -39,11 +38,11 @@ from ..responses.records import (
 )
 from ..text import plural, series
 from .client import ProbeError, StoppedError
-from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, Plan, Prompt
-from .plan import WARM as WARM_TEST
-from .servers import COLD, WARM, Ask, Server
+from .plan import ECHO, FILLER_FACTOR, LOAD, RERUN, STATE, WALK, WARM, Plan, Prompt
+from .servers import Ask, Server
 
 T = TypeVar("T")
+_Answers = dict[str, list[Response]]
 _FILLER = (
     "The quick brown fox jumps over the lazy dog while rain falls on the old harbour, and nobody"
     " counts how many boats are still out there tonight. "
@@ -72,12 +71,11 @@ class Probe:
         self._plan = plan
         self._servers = servers
         self._tell = tell
-        self._answers: dict[str, list[Response]] = {}
-        self._walks: dict[str, list[Response]] = {}
+        # of the generating requests, and of the walk
+        self._answers: tuple[_Answers, _Answers] = {}, {}
         self._state: StateAnswers | None = None
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
-        self._salted = itertools.count(1)
 
     def run(self) -> ProbeResult:
         """Send all requests, prompt by prompt. If it is stopped, or the server fails, return the
@@ -85,12 +83,13 @@ class Probe:
         """
         stopped = ""
         try:
-            for prompt in [self._ids_of(prompt) for prompt in self._plan.prompts]:
+            prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
+            for prompt in prompts:
                 for test in (self._alone, self._loaded, self._walk):
                     for server in self._servers:
                         test(server, prompt)
             if STATE in self._plan.tests:
-                self._ask_state(self._servers[0])
+                self._ask_state(self._servers[0], prompts)
         except StoppedError as reason:
             stopped = str(reason)
         except ProbeError as failure:
@@ -103,8 +102,7 @@ class Probe:
         """Return the sides of the answers so far, even while requests are in flight. stopped:
         reason for not waiting. ProbeError if there is nothing to compare.
         """
-        sides = _complete_sides(dict(self._answers))
-        walks = _complete_sides(dict(self._walks))
+        sides, walks = map(_complete_sides, self._answers)
         # of no axis there is nothing to compare
         if self._state is not None and not self._state.sides:
             stopped = stopped or next(iter(self._state.failed.values()), "").rstrip(".")
@@ -118,8 +116,10 @@ class Probe:
                 answered = answered or (self._state.cold,)
                 for axis in AXES:
                     self._state.failed.setdefault(axis.name, f"the probe ended early ({stopped})")
-            count = plural(len(answered[0].responses), "prompt")
-            self._note(f"The probe ended early ({stopped}); answers to {count} are stored.")
+            self._note(
+                f"The probe ended early ({stopped}); answers to"
+                f" {plural(len(answered[0].responses), 'prompt')} are stored.",
+            )
         return ProbeResult(
             sides if len(sides) > 1 else (),
             walks if len(walks) > 1 else (),
@@ -133,9 +133,7 @@ class Probe:
     def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
         """Add an answer to its side, named by a letter for the server if there are two."""
         letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
-        (self._walks if is_walk else self._answers).setdefault(f"{letter}{name}", []).append(
-            response,
-        )
+        self._answers[is_walk].setdefault(f"{letter}{name}", []).append(response)
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
         """Return the prompt as token ids if all servers take them, so that they read the same."""
@@ -155,18 +153,24 @@ class Probe:
         return tokenizations[0] if tokenizations else prompt
 
     def _cold(self, prompt: Prompt, tokens: int | None = None) -> Ask:
-        salt = f"{self._salt}-{next(self._salted)}"
-        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, COLD, salt)
+        salt = secrets.token_hex(8)
+        return Ask(prompt, tokens or self._plan.tokens, self._plan.top, salt=salt)
 
-    def _ask(self, server: Server, stage: str, request: Ask) -> Response:
+    def _warm(self, prompt: Prompt, salt: str, tokens: int | None = None) -> Ask:
+        request = self._cold(prompt, tokens)
+        return replace(request, is_warm=True, salt=f"{self._salt}-{salt}")
+
+    def _send(self, server: Server, stage: str, request: Ask) -> Response:
         budget = server.client.budget
         requests = max(self._plan.requests, budget.requests_sent)
         self._tell(stage, budget.requests_sent, requests, "requests")
         return server.ask(request)
 
-    def _ask_cold(self, server: Server, stage: str, request: Ask) -> Response:
+    def _ask(self, server: Server, stage: str, request: Ask) -> Response:
+        if request.is_warm:
+            return self._send(server, stage, request)
         server.forget()
-        response = self._ask(server, stage, request)
+        response = self._send(server, stage, request)
         if response.cached:
             self._note(
                 f"{server.kind.name} read {response.cached:,} tokens of a prompt from its cache for"
@@ -178,17 +182,17 @@ class Probe:
         """Send a prompt cold, again, warm, and with its generated tokens as a prompt."""
         kind = server.kind
         tests = self._plan.tests
-        first = self._ask_cold(server, "cold", self._cold(prompt))
+        first = self._ask(server, "cold", self._cold(prompt))
         self._put(server, "cold", first)
         if RERUN in tests:
-            self._put(server, "cold again", self._ask_cold(server, "rerun", self._cold(prompt)))
-        if WARM_TEST in tests:
+            self._put(server, "cold again", self._ask(server, "rerun", self._cold(prompt)))
+        if WARM in tests:
             if not kind.way_to_be_cold:
                 self._note(
                     f"{kind.name} has no known way to bypass its cache: 'cold' is its first answer"
                     " to a prompt in this probe, which earlier requests may have warmed.",
                 )
-            request = replace(self._cold(prompt), cache=WARM, salt=f"{self._salt}-warm")
+            request = self._warm(prompt, "warm")
             self._ask(server, "warming", request)
             for name in ("warm", "warm again"):
                 response = self._ask(server, name, request)
@@ -212,15 +216,15 @@ class Probe:
                 )
             else:
                 request = replace(self._cold(first.tokens, tokens=1), rows=True)
-                self._put(server, "echo", replace(self._ask_cold(server, "echo", request), text=""))
+                self._put(server, "echo", replace(self._ask(server, "echo", request), text=""))
 
     def _loaded(self, server: Server, prompt: Prompt) -> None:
         if LOAD not in self._plan.tests:
             return
         for name in (f"load:{self._plan.load}", f"load:{self._plan.load} again"):
             server.forget()
-            request = self._cold(prompt)
-            self._put(server, name, self._under_load(server, request, name, self._plan.load, 7))
+            response = self._under_load(server, self._cold(prompt), name, self._plan.load, 7)
+            self._put(server, name, response)
 
     def _under_load(
         self,
@@ -245,40 +249,41 @@ class Probe:
             barrier.wait()
             # after the pause the other requests are in flight
             server.client.budget.pause(0.05)
-            return self._ask(server, stage, request)
+            return self._send(server, stage, request)
 
         filling = [start_call(partial(fill, number)) for number in range(others)]
         response = start_call(measure).result()
-        in_flight = sum(not one.done() for one in filling)
+        finished = sum(one.done() for one in filling)
         wait(filling, return_when=FIRST_EXCEPTION)
         # raises an error before the others end
         for one in sorted(filling, key=lambda one: not one.done()):
             one.result()
-        if finished := others - in_flight:
+        if finished:
             self._note(
                 f"At worst, {finished} of the {others} concurrent requests ended before the"
                 " measured one.",
             )
         return response
 
-    def _ask_state(self, server: Server) -> None:
+    def _ask_state(self, server: Server, prompts: list[Prompt]) -> None:
         """Ask for the cold reference, and then along every axis."""
-        prompts = [self._ids_of(prompt) for prompt in self._plan.prompts]
         # a server that takes token ids may not tokenize
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
         cases: list[Any] = cases_of(texts or prompts)
-        stage = "state: cold"
-        cold = [
-            replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows) for case in cases
-        ]
-        reference = tuple(self._ask_cold(server, stage, request) for request in cold)
+        reference = []
+        for case in cases:
+            request = replace(self._cold(case, TOKENS), rows=server.kind.has_prompt_rows)
+            reference.append(self._ask(server, "state: cold", request))
         is_cold = bool(server.kind.way_to_be_cold) and not any(one.cached for one in reference)
         blocks = []
         for number, case in enumerate(cases):
             request = self._cold(with_wrong_block(case, cases[number - 1]), 1)
-            blocks.append(self._ask_cold(server, "state: another block", request))
-        wrong_blocks = ResponseSide("wrong block", tuple(blocks))
-        state = StateAnswers(ResponseSide("cold", reference), wrong_blocks, is_cold)
+            blocks.append(self._ask(server, "state: another block", request))
+        state = StateAnswers(
+            ResponseSide("cold", tuple(reference)),
+            ResponseSide("wrong block", tuple(blocks)),
+            is_cold,
+        )
         self._state = state
         for axis in AXES:
             if reason := _why_not(axis, server, cases):
@@ -304,8 +309,8 @@ class Probe:
         # a cache of its own: else an entry of an earlier axis is read, not the one of `before`
         server.forget()
         # cold, as llama.cpp has no salt: all of the prompt is written
-        written = replace(self._cold("", axis.tokens), salt=f"{self._salt}-{axis.name}")
-        warm = replace(written, cache=WARM)
+        warm = self._warm("", axis.name, axis.tokens)
+        written = replace(warm, is_warm=False)
         if axis.fillers:
             for case in cases:
                 server.send(replace(warm, prompt=case), {})
@@ -326,14 +331,12 @@ class Probe:
                 request = replace(request, prompt=given, tokens=TOKENS - len(given) + len(case))
             if axis.has_neighbors:
                 server.forget()
-                others = neighbors_of(number)
-                answers.append(self._under_load(server, request, stage, others, 1))
+                answers.append(self._under_load(server, request, stage, neighbors_of(number), 1))
             elif not axis.has_values:
                 server.forget()
                 answers.append(_of_tokens(reference[number], case, server.generate(request)))
             else:
-                ask = self._ask if axis.is_warm else self._ask_cold
-                answers.append(ask(server, stage, request))
+                answers.append(self._ask(server, stage, request))
         return tuple(answers)
 
     def _walk(self, server: Server, prompt: Prompt) -> None:
@@ -344,20 +347,12 @@ class Probe:
             name = server.kind.name
             self._note(f"{name} does not take or report token ids, so walk was skipped.")
             return
-        for name, cache in (("walk cold", COLD), ("walk warm", WARM)):
+        for name, is_warm in (("walk cold", False), ("walk warm", True)):
             answers = []
             for end in range(1, len(prompt) + 1):
-                request = self._cold(prompt[:end], 1)
-                if cache == WARM:
-                    answers.append(
-                        self._ask(
-                            server,
-                            name,
-                            replace(request, cache=WARM, salt=f"{self._salt}-walk"),
-                        ),
-                    )
-                else:
-                    answers.append(self._ask_cold(server, name, request))
+                prefix = prompt[:end]
+                request = self._warm(prefix, "walk", 1) if is_warm else self._cold(prefix, 1)
+                answers.append(self._ask(server, name, request))
             self._put(server, name, _walk_response(prompt, answers), is_walk=True)
 
 
@@ -416,8 +411,10 @@ def _walk_response(prompt: tuple[int, ...], answers: Sequence[Response]) -> Resp
     )
 
 
-def _complete_sides(answers: dict[str, list[Response]]) -> tuple[ResponseSide, ...]:
+def _complete_sides(answers: _Answers) -> tuple[ResponseSide, ...]:
     """Return the sides with the prompts that all of them answered."""
+    # a copy: requests may be in flight
+    answers = dict(answers)
     prompts = min((len(responses) for responses in answers.values()), default=0)
     try:
         return tuple(

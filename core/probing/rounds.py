@@ -39,8 +39,10 @@ class Round(msgspec.Struct, frozen=True):
         moved = f"moved since {self.since:%Y-%m-%d %H:%M:%S} UTC" if self.since else "not moved"
         size = "other tokens"
         if self.distance_nats is not None:
-            nats = number(self.distance_nats)
-            size = f"{nats} nats from the baseline, limit {number(self.limit_nats)}"
+            size = (
+                f"{number(self.distance_nats)} nats from the baseline, limit"
+                f" {number(self.limit_nats)}"
+            )
         state = f"has {moved}: {size}"
         # versions before had no is_down
         if self.is_down or self.distance_nats is self.since is None:

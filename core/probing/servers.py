@@ -11,14 +11,13 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..errors import DumpError
-from ..responses.entries import count_of
-from ..responses.formats import generated_ids, read_payload
+from ..responses.entries import count_of, tokens_of
+from ..responses.formats import first_value, generated_ids, read_payload
 from ..responses.records import Response
 from ..text import clean
 from .client import Client, ProbeError
 from .plan import Prompt
 
-COLD, WARM = "cold", "warm"
 Json = dict[str, Any]
 T = TypeVar("T")
 
@@ -28,15 +27,15 @@ class Ask:
     """One request. prompt: a text or token ids; tokens: to generate, greedily; top: values per row,
     0 for none.
 
-    cache: COLD, nothing of the prompt is read from a cache; WARM, it may be. salt: unique to a cold
-    request. rows: include the prompt's own rows. is_filler: sent only to load the server.
+    is_warm: the prompt may be read from a cache. salt: unique to a cold request. rows: include the
+    prompt's own rows. is_filler: sent only to load the server.
     temperature: 0 but for an answer that nothing reads.
     """
 
     prompt: Prompt
     tokens: int
     top: int
-    cache: str = COLD
+    is_warm: bool = False
     salt: str = ""
     rows: bool = False
     is_filler: bool = False
@@ -69,40 +68,42 @@ class Kind:
     forget: tuple[str, Callable[[str], Json]] | None = None
 
 
+def _openai(ask: Ask, model: str) -> Json:
+    about = {"model": model} if model else {}
+    return about | {"max_tokens": ask.tokens, "temperature": ask.temperature}
+
+
 def _chat(ask: Ask, model: str) -> Json:
-    messages = [{"role": "user", "content": ask.prompt}]
-    body = {
-        "messages": messages,
-        "max_tokens": ask.tokens,
+    return _openai(ask, model) | {
+        "messages": [{"role": "user", "content": ask.prompt}],
         "logprobs": True,
         "top_logprobs": ask.top,
     }
-    return ({"model": model} if model else {}) | body | {"temperature": ask.temperature}
 
 
 def _completions(ask: Ask, model: str) -> Json:
-    body = {"prompt": ask.words, "max_tokens": ask.tokens, "logprobs": ask.top or None}
-    about = {"model": model} if model else {}
-    return about | body | {"temperature": ask.temperature}
+    return _openai(ask, model) | {"prompt": ask.words, "logprobs": ask.top or None}
 
 
 def _vllm(ask: Ask, model: str) -> Json:
-    body = {
+    rows = {"prompt_logprobs": ask.top} if ask.rows else {}
+    own = {
         "return_token_ids": True,
         "return_tokens_as_token_ids": True,
         "cache_salt": ask.salt or "warm",
     }
-    rows = {"prompt_logprobs": ask.top} if ask.rows else {}
-    return _completions(ask, model) | body | rows | ask.filler
+    return _completions(ask, model) | own | rows | ask.filler
 
 
 def _llamacpp(ask: Ask, _: str) -> Json:
-    about = {"n_predict": ask.tokens, "n_probs": ask.top, "cache_prompt": ask.cache == WARM}
-    return (
-        {"prompt": ask.words, "temperature": ask.temperature, "return_tokens": True}
-        | about
-        | ask.filler
-    )
+    return {
+        "prompt": ask.words,
+        "temperature": ask.temperature,
+        "n_predict": ask.tokens,
+        "n_probs": ask.top,
+        "cache_prompt": ask.is_warm,
+        "return_tokens": True,
+    } | ask.filler
 
 
 def _sglang(ask: Ask, _: str) -> Json:
@@ -118,15 +119,15 @@ def _sglang(ask: Ask, _: str) -> Json:
 
 
 def _ollama(ask: Ask, model: str) -> Json:
-    options = {"temperature": ask.temperature, "num_predict": ask.tokens}
-    values = {"logprobs": True, "top_logprobs": min(ask.top, 20)}
     return {
         "model": model,
         "prompt": ask.prompt,
         "raw": True,
         "stream": False,
-        "options": options,
-    } | values
+        "options": {"temperature": ask.temperature, "num_predict": ask.tokens},
+        "logprobs": True,
+        "top_logprobs": min(ask.top, 20),
+    }
 
 
 def _tokenize(text: str, model: str) -> Json:
@@ -172,10 +173,6 @@ OLLAMA = Kind(
 )
 
 
-class _Tokenized(msgspec.Struct):
-    tokens: tuple[int, ...]
-
-
 class _Adapter(msgspec.Struct):
     id: int
     scale: float
@@ -188,7 +185,7 @@ class Server:
     """
 
     client: Client = field(repr=False)
-    kind: Kind = OPENAI
+    kind: Kind
     version: str = ""
     model: str = ""
     vocab: int | None = None
@@ -196,8 +193,8 @@ class Server:
 
     def describe(self) -> str:
         """Return name, version and model."""
-        version = f" {self.version}" if self.version else ""
-        return f"{self.kind.name}{version}{f', model {self.model}' if self.model else ''}"
+        name = f"{self.kind.name} {self.version}".strip()
+        return f"{name}, model {self.model}" if self.model else name
 
     def tokenize(self, text: str) -> tuple[int, ...] | None:
         """Return the token ids of a text in this server's prompts, if it reports them."""
@@ -205,8 +202,8 @@ class Server:
             return None
         try:
             answer = self.client.post("/tokenize", self.kind.tokenize(text, self.model))
-            return msgspec.convert(answer, _Tokenized).tokens or None
-        except (ProbeError, msgspec.ValidationError):
+            return tokens_of(first_value(answer, list, "tokens"), "tokens", "/tokenize") or None
+        except (ProbeError, DumpError):
             # an older server has no such endpoint
             return None
 
@@ -234,10 +231,7 @@ class Server:
         responses = self._read(ask, read_payload)
         if not responses:
             raise ProbeError(f"{self.kind.path}: the server sends no answer.")
-        one = responses[0]
-        top_logprobs = ask.top if one.top_logprobs is None else one.top_logprobs
-        vocab = self.vocab if one.vocab is None else one.vocab
-        return replace(one, top_logprobs=top_logprobs, vocab=vocab)
+        return replace(responses[0], vocab=self.vocab)
 
     def _read(self, ask: Ask, read: Callable[[Any, str, Json], T]) -> T:
         self.client.budget.take()
@@ -256,45 +250,37 @@ def find_server(client: Client, model: str = "") -> Server:
         answer = client.get(path)
         return answer if isinstance(answer, dict) else {}
 
-    def server(kind: Kind, version: object, name: str, vocab: int | None = None) -> Server:
-        return Server(client, kind, clean(version, 60), clean(name, 200), vocab)
+    def server(kind: Kind, version: object, own: list[str], vocab: int | None = None) -> Server:
+        name = clean(_model(model, own), 200)
+        return Server(client, kind, clean(version, 60), name, vocab)
 
-    data = section("/v1/models").get("data")
-    models = [one for one in data if isinstance(one, dict)] if isinstance(data, list) else []
+    data = first_value(section("/v1/models"), list, "data") or []
+    models = [one for one in data if isinstance(one, dict)]
     names = [str(one.get("id", "")) for one in models]
     owners = {str(one.get("owned_by")) for one in models}
     props = section("/props")
     version = section("/version")
     if "default_generation_settings" in props or "build_info" in props:
-        build = f"{props.get('build_info') or ''}"
-        name = (
-            model or (names[0] if names else str(props.get("model_path") or "")).rpartition("/")[2]
-        )
-        meta = models[0].get("meta") if models else None
+        build = str(props.get("build_info") or "")
+        path = names[0] if names else str(props.get("model_path") or "")
         one = server(
             LLAMACPP,
             "" if "unknown" in build else build,
-            name,
-            count_of(meta.get("n_vocab") if isinstance(meta, dict) else None),
+            [path.rpartition("/")[2]],
+            count_of(first_value(next(iter(models), {}), int, "meta.n_vocab")),
         )
         return replace(one, other_adapter=_other_scales(client))
     about = section("/server_info") or section("/get_server_info")
-    if (
-        "mem_fraction_static" in about
-        or "tokenizer_path" in about
-        or (about and "sglang" in owners)
-    ):
-        return server(
-            SGLANG,
-            about.get("version", ""),
-            _model(model, names or [str(about.get("model_path", ""))]),
-        )
+    is_named = {"mem_fraction_static", "tokenizer_path"} & about.keys()
+    if is_named or (about and "sglang" in owners):
+        own = names or [str(about.get("model_path", ""))]
+        return server(SGLANG, about.get("version", ""), own)
     if "version" in (about := section("/api/version")):
-        return server(OLLAMA, about["version"], _model(model, names))
+        return server(OLLAMA, about["version"], names)
     if "version" in version and (owners == {"vllm"} or not names):
-        one = server(VLLM, version["version"], _model(model, names))
-        others = [{"model": name} for name in names if name != one.model]
-        return replace(one, other_adapter=others[0] if others else {})
+        one = server(VLLM, version["version"], names)
+        others = ({"model": name} for name in names if name != one.model)
+        return replace(one, other_adapter=next(others, {}))
     if not (names or model):
         raise ProbeError(
             f"{client.url}: unknown server; /v1/models, /props, /server_info and /api/version name"

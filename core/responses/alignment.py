@@ -2,7 +2,7 @@
 share.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -37,11 +37,10 @@ def align(sides: Sequence[ResponseSide]) -> tuple[ResponseSide, ...]:
                     )
                 for text in response.texts.values():
                     numbers.setdefault(text, len(numbers))
-        renumbered = []
-        for side in sides:
-            responses = tuple(_renumber(response, numbers) for response in side.responses)
-            renumbered.append(replace(side, responses=responses))
-        sides = renumbered
+        sides = [
+            replace(side, responses=tuple(_renumber(each, numbers) for each in side.responses))
+            for side in sides
+        ]
     by_prompt = zip(*(side.responses for side in sides), strict=True)
     in_place = [_in_place(prompt, responses) for prompt, responses in enumerate(by_prompt)]
     by_side = zip(*in_place, strict=True)
@@ -77,9 +76,9 @@ def sequence(response: Response) -> tuple[int, ...]:
     return tuple(filled)
 
 
-def warn(response: Response, *warnings: str) -> Response:
-    """Return the response with more warnings."""
-    return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, *warnings))))
+def warn(response: Response, warning: str) -> Response:
+    """Return the response with one more warning."""
+    return replace(response, warnings=tuple(dict.fromkeys((*response.warnings, warning))))
 
 
 def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
@@ -87,29 +86,25 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
     out.
     """
     new = {token: numbers[text] for token, text in response.texts.items()}
-
-    def renumber(tokens: Iterable[int]) -> list[int]:
-        return [new.get(token, UNKNOWN_TOKEN) for token in tokens]
-
+    renumber = np.vectorize(lambda token: new.get(token, UNKNOWN_TOKEN), otypes=[np.int64])
     rows = response.rows
-    targets = np.array(renumber(rows.targets.tolist()), np.int64)
-    ids = np.array(renumber(rows.token_ids.tolist()), np.int64)
-    rows = replace(rows, token_ids=ids, targets=targets)
+    ids = renumber(rows.token_ids)
+    rows = replace(rows, token_ids=ids, targets=renumber(rows.targets))
     usable = ~rows.has_repeats
     usable[rows.row_of[ids < 0]] = False
     renumbered = replace(
         response,
         keys="text",
-        tokens=tuple(renumber(response.tokens)),
+        tokens=tuple(renumber(response.tokens).tolist()),
         rows=replace(rows.without_values(~usable), missing=rows.missing),
         texts=dict(sorted((new[token], text) for token, text in response.texts.items())),
     )
     if usable.all():
         return renumbered
-    left_out = plural(int((~usable).sum()), "row")
     return warn(
         renumbered,
-        f"{left_out} left out: two of the tokens print alike, or one has no text.",
+        f"{plural(int((~usable).sum()), 'row')} left out: two of the tokens print alike, or one has"
+        " no text.",
     )
 
 
@@ -122,19 +117,17 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
         return responses
     moved = []
     for response, count in zip(responses, moves, strict=True):
-        later = response
-        if count:
+        first = response.generated_from
+        rows = response.rows
+        later = replace(
+            response,
             # unknown tokens stand in front
-            first = response.generated_from
-            rows = response.rows
-            later = replace(
-                response,
-                tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
-                rows=replace(rows, positions=rows.positions + count),
-                generated_from=None if first is None else first + count,
-                start_known=True,
-            )
-        moved.append(later)
+            tokens=(*[UNKNOWN_TOKEN] * count, *response.tokens),
+            rows=replace(rows, positions=rows.positions + count),
+            generated_from=None if first is None else first + count,
+            start_known=True,
+        )
+        moved.append(later if count else response)
     if all(one.start_known for one in responses):
         lengths = dict.fromkeys(f"{(one.generated_from or 0) + 1:,}" for one in responses)
         moved[-1] = warn(
@@ -163,11 +156,10 @@ def _starts(reference: Response, variant: Response) -> tuple[int, int]:
         return (0, start) if reference.start_known else (start, 0)
     if first is None or other_first is None or not reference.start_known:
         return 0, 0
-    for rows, end in ((reference.rows, first), (variant.rows, other_first)):
-        # rows of the prompt
-        if (rows.positions < end).any():
-            return 0, 0
-    if prompt_tokens(reference) is not None and prompt_tokens(variant) is not None:
+    of_prompt = reference.rows.positions.min(initial=first) < first
+    of_other_prompt = variant.rows.positions.min(initial=other_first) < other_first
+    are_known = None not in (prompt_tokens(reference), prompt_tokens(variant))
+    if of_prompt or of_other_prompt or are_known:
         return 0, 0
     later = max(first, other_first)
     return later - first, later - other_first

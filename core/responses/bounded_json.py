@@ -147,6 +147,14 @@ def parse(text: bytes, source: str) -> Any:
         raise DumpError(f"{source}: no JSON ({clean(error, 60)}).") from None
 
 
+def error_in(value: Any) -> Any:
+    """Return what a server's error says, which may lie in another one."""
+    for _ in range(3):
+        if isinstance(value, dict):
+            value = value.get("error") or value.get("message") or value.get("detail") or str(value)
+    return value
+
+
 def escape_lone_surrogates(text: bytes) -> bytes:
     r"""Return a document in which half a character, which no text can hold, is spelled: \ud800 as
     six characters.

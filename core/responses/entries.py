@@ -12,6 +12,7 @@ import msgspec
 
 from ..errors import DumpError
 from ..text import BYTE_LEVEL, clean, plural
+from .alignment import sequence
 from .records import MAX_POSITIONS, UNKNOWN_TOKEN, UNSENT, Response, TopTokenRow, compress_rows
 
 # below, a probability is 0 in float64: vLLM sends -9999.0, llama.cpp -3.4e38, SGLang -Infinity
@@ -153,11 +154,11 @@ def response_of(
     *,
     format: str,
     prompt: Sequence[int] | int | None,
-    generated: Sequence[int] = (),
+    generated: Sequence[int],
+    top_logprobs: int | None,
+    counted: int | None,
     has_prompt_rows: bool = False,
-    top_logprobs: int | None = None,
     warnings: Sequence[str] = (),
-    counted: int | None = None,
     **about: Any,
 ) -> Response:
     """Return the record of a response.
@@ -171,13 +172,8 @@ def response_of(
         raise DumpError(
             f"{source}: {format} response without log-probabilities; ask the server for them.",
         )
-    known: Sequence[int] = ()
-    length = None
-    if isinstance(prompt, int):
-        length = prompt
-    elif prompt:
-        known = prompt
-        length = len(prompt)
+    known = prompt if isinstance(prompt, Sequence) else ()
+    length = prompt if isinstance(prompt, int) else len(known) or None
     # before there is a token for each
     if (length or 0) > MAX_POSITIONS:
         raise DumpError(
@@ -186,7 +182,7 @@ def response_of(
         )
     says = list(warnings)
     if not has_prompt_rows and _is_unordered(rows):
-        rows = _greedy(rows, about.get("text", ""), source)
+        rows = _greedy(rows, about["text"], source)
         says.append(
             "Its lists are in no order; their top tokens, which spell its text, are the emitted"
             " ones.",
@@ -213,12 +209,10 @@ def response_of(
         return token
 
     listed: list[TopTokenRow] = []
-    targets: dict[int, int] = {}
     drafted = 0
     for row, best in zip(rows, _best(rows, top_logprobs), strict=True):
         target = id_of(row.target)
         value = row.target.value
-        targets[row.position + 1] = target
         sent = [(id_of(entry), entry.value) for entry in row.top]
         listed_values = [each for token, each in sent if token == target and each is not None]
         chosen = math.nan
@@ -265,16 +259,11 @@ def response_of(
             f"It counts {counted:,} generated tokens, and sends log-probabilities of"
             f" {with_rows:,}.",
         )
-        about["settings"] = {**about.get("settings", {}), UNSENT: f"{counted - with_rows}"}
+        about["settings"] |= {UNSENT: f"{counted - with_rows}"}
     # ids of the payload mean nothing in a response by text
     tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
-    start = 0 if has_prompt_rows else len(tokens)
     tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
-    tokens += [UNKNOWN_TOKEN] * (max(targets) + 1 - len(tokens))
-    for place, token in targets.items():
-        if place >= start and tokens[place] == UNKNOWN_TOKEN:
-            tokens[place] = token
-    return Response(
+    response = Response(
         format=format,
         keys="token_id" if is_by_id else "text",
         tokens=tuple(tokens),
@@ -286,6 +275,7 @@ def response_of(
         warnings=tuple(says),
         **about,
     )
+    return replace(response, tokens=sequence(response))
 
 
 def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
@@ -300,13 +290,7 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
         unknown = [row for row in rows if row.best is None]
         k = max((len(row.top) for row in unknown), default=0)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
-    counts = []
-    for row in rows:
-        best = row.best
-        if best is None:
-            best = k if len(row.top) >= k else 0
-        counts.append(best)
-    return counts
+    return [k * (len(row.top) >= k) if row.best is None else row.best for row in rows]
 
 
 def _is_chosen_last(row: Row) -> bool:

@@ -48,11 +48,10 @@ def sides_of(responses: Sequence[Response], source: str) -> tuple[ResponseSide, 
         groups.setdefault(key, []).append(response)
     counts = {len(group) for group in groups.values()}
     if len(counts) != 1 or counts == {1}:
-        answers = plural(len(responses), "answer")
-        prompts = plural(len(groups), "prompt")
         raise DumpError(
-            f"{source}: holds {answers} to {prompts}; expected each prompt answered equally often,"
-            " at least twice. Give a second file for the other side.",
+            f"{source}: holds {plural(len(responses), 'answer')} to"
+            f" {plural(len(groups), 'prompt')}; expected each prompt answered equally often, at"
+            " least twice. Give a second file for the other side.",
         )
     sides = zip(*groups.values(), strict=True)
     return tuple(ResponseSide(f"answer {number}", side) for number, side in enumerate(sides, 1))
@@ -79,10 +78,8 @@ def _in_one_order(sides: Sequence[list[Response]]) -> Sequence[Sequence[Response
         common = dict.fromkeys(key for key in by_key[0] if all(key in side for side in by_key))
         if not common or not is_unique or any(None in side for side in by_key):
             continue
-        ordered = []
-        for side in by_key:
-            responses = [side[key] for key in common]
-            ordered.append(responses)
+        ordered = [[side[key] for key in common] for side in by_key]
+        for side, responses in zip(by_key, ordered, strict=True):
             if more := [key for key in side if key not in common]:
                 example = f" ({clean(more[0], 60)})" if isinstance(more[0], str) else ""
                 responses[0] = warn(

@@ -18,7 +18,7 @@ from ..errors import DumpError
 from ..numerics.arrays import Record
 from ..text import clean, plural
 from .alignment import warn
-from .bounded_json import documents, documents_of
+from .bounded_json import documents, documents_of, error_in
 from .entries import (
     Entry,
     Id,
@@ -41,7 +41,7 @@ Payload = Mapping[str, Any]
 _OF_ROWS = "Save whole rows of logits: np.save('a.npy', np.array(rows, np.float32))."
 _MOST_RESPONSES = 1 << 16
 _MOST_NAMED = 5  # of failed requests
-# names in requests
+# names of prompts in requests
 _PROMPTS = (
     "prompt",
     "text",
@@ -51,47 +51,11 @@ _PROMPTS = (
     "prompt_token_ids",
     "token_ids",
 )
-# Paths of what several formats say, first found first:
-_TEXTS = (
-    "text",
-    "content",
-    "response",
-    "generated_text",
-    "message.content",
-)
-_LENGTHS = (
-    "tokens_evaluated",
-    "prompt_eval_count",
-    "meta_info.prompt_tokens",
-    "usage.prompt_tokens",
-    "usage.input_tokens",
-)
-_COUNTED = (
-    "usage.completion_tokens",
-    "usage.output_tokens",
-    "meta_info.completion_tokens",
-    "eval_count",
-)
-_REASONING = (
-    "usage.completion_tokens_details.reasoning_tokens",
-    "usage.output_tokens_details.reasoning_tokens",
-)
-_CACHED = (
-    "timings.cache_n",
-    "meta_info.cached_tokens",
-    "usage.prompt_tokens_details.cached_tokens",
-)
+# paths of generated ids, first found first
 _GENERATED = (
     "tokens",
     "output_ids",
     "token_ids",
-)
-# what requests call the values per row
-_COUNTS = (
-    "n_probs",
-    "top_logprobs",
-    "top_logprobs_num",
-    "logprobs",
 )
 
 
@@ -150,12 +114,11 @@ def read_payload(payload: object, source: str, request: Payload | None = None) -
         raise DumpError(f"{source}: is a number, no response of an engine. {_OF_ROWS}")
     if not isinstance(payload, dict):
         raise DumpError(f"{source}: no response of an engine; expected a JSON object.")
-    answer = payload.get("response")
-    has_status = isinstance(answer, dict) and "status_code" in answer
-    if has_status or isinstance(payload.get("custom_id"), str | int):
-        return _of_batch(payload, source)
-    if isinstance(payload.get("request"), dict) and "response" in payload:
-        return read_payload(payload["response"], source, payload["request"])
+    match payload:
+        case {"response": {"status_code": _}} | {"custom_id": str() | int()}:
+            return _of_batch(payload, source)
+        case {"request": dict(own), "response": answer}:
+            return read_payload(answer, source, own)
     if "choices" in payload and "completion_probabilities" not in payload:
         return list(_read_choices(payload, source, request or {}))
     for format, read, is_of_format in _READERS:
@@ -196,13 +159,9 @@ def _of_batch(payload: Payload, source: str) -> list[Response]:
     status = answer.get("status_code")
     body = answer.get("body", answer or None)
     if error or not isinstance(body, dict) or (isinstance(status, int) and status >= 400):
-        reason = error or body
+        reason = error_in(error or body)
         if reason is None:
             reason = f"status {status}"
-        # an error may lie in an error
-        for _ in range(3):
-            if isinstance(reason, dict):
-                reason = reason.get("error") or reason.get("message") or reason
         raise FailedRequestError(f"{source}: request '{clean(name)}' failed: {clean(reason, 120)}")
     return [
         replace(response, prompt_key=f"custom_id {name}") for response in read_payload(body, source)
@@ -242,8 +201,7 @@ def _read_choices(payload: Payload, source: str, request: Payload) -> Iterator[R
 
 def _choice(choice: Payload, prompt: Any, source: str) -> Record:
     of_prompt = choice["prompt_logprobs"]
-    logprobs = choice.get("logprobs")
-    logprobs = logprobs if isinstance(logprobs, dict) else {}
+    logprobs = first_value(choice, dict, "logprobs") or {}
     # of the prompt first: nothing scores the very first token, so it has null
     values = logprobs.get("token_logprobs")
     is_echoed = isinstance(values, list) and values[:1] == [None]
@@ -348,7 +306,7 @@ def _named(name: str | int, value: _Value, token: int | None, source: str) -> En
 def _read_completion(payload: Payload, prompt: Any, source: str) -> Record:
     """Read llama.cpp: ids, texts and log-probabilities of the whole row, taken before sampling."""
     tokens = payload["completion_probabilities"]
-    listed = tokens if isinstance(tokens, list) else []
+    listed = first_value(payload, list, "completion_probabilities") or []
     if any(isinstance(token, dict) and "prob" in token for token in listed):
         raise DumpError(
             f"{source}: holds probabilities after sampling; request it without"
@@ -367,8 +325,7 @@ def _read_output(payload: Payload, prompt: Any, source: str) -> Record:
     entries = []
     text = ""
     for item in items:
-        content = item.get("content")
-        parts = content if isinstance(content, list) else []
+        parts = first_value(item, list, "content") or []
         for part in convert(parts, list[Record], f"{source}, content"):
             if part.get("type") == "output_text":
                 entries += convert(part.get("logprobs") or [], list[Any], source)
@@ -390,11 +347,12 @@ def _read_generate(payload: Payload, prompt: Any, source: str) -> Record:
     triples = _triples(meta, "input", source)
     prompt = prompt or len(triples) or None
     first = first_row(prompt)
-    rows = []
     # The last rows of the prompt end at its last token; the first token of all has no row.
-    for row in rows_of(triples, first - len(triples), source):
-        if row.position >= 0 and (row.top or row.target.value is not None):
-            rows.append(row)
+    rows = [
+        row
+        for row in rows_of(triples, first - len(triples), source)
+        if row.position >= 0 and (row.top or row.target.value is not None)
+    ]
     generated = rows_of(_triples(meta, "output", source), first, source)
     return {
         "rows": rows + generated,
@@ -450,7 +408,7 @@ def _triples(meta: Payload, part: str, source: str) -> list[Record]:
     ]
 
 
-def _first(payload: Payload, kind: type, *paths: str) -> Any:
+def first_value(payload: Payload, kind: type, *paths: str) -> Any:
     """Return the first value of a kind that a payload has at one of these paths of names, None if
     it has none.
     """
@@ -465,36 +423,69 @@ def _first(payload: Payload, kind: type, *paths: str) -> Any:
 
 def generated_ids(payload: Any, source: str, _: Payload) -> tuple[int, ...]:
     """Return the ids of what was generated, without rows; empty if the payload has none."""
-    choices = _first(payload, list, "choices") or [payload]
-    return tokens_of(_first(choices[0], list, *_GENERATED), "generated tokens", source)
+    choices = first_value(payload, list, "choices") or [payload]
+    return tokens_of(first_value(choices[0], list, *_GENERATED), "generated tokens", source)
 
 
 def _about(payload: Payload, request: Payload, source: str) -> Record:
     """Return what responses of every format may say of themselves and of their request."""
-    ids = _first(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
-    prompt: tuple[int, ...] | int | None = count_of(_first(payload, int, *_LENGTHS))
+
+    def text(*paths: str) -> str:
+        return first_value(payload, str, *paths) or ""
+
+    def count(*paths: str) -> int | None:
+        return count_of(first_value(payload, int, *paths))
+
+    ids = first_value(request, list, "prompt", "input_ids", "prompt_token_ids", "token_ids") or []
+    prompt: tuple[int, ...] | int | None = count(
+        "tokens_evaluated",
+        "prompt_eval_count",
+        "meta_info.prompt_tokens",
+        "usage.prompt_tokens",
+        "usage.input_tokens",
+    )
     # not texts, nor several
     if ids and all(type(token) is int for token in ids):
         prompt = tokens_of(ids, "prompt", source)
-    counted = count_of(_first(payload, int, *_COUNTED))
-    if counted is not None:
-        # of which no rows are sent
-        counted -= count_of(_first(payload, int, *_REASONING)) or 0
-    drafted = count_of(_first(payload, int, f"timings.{DRAFTED}"))
-    fingerprint = _first(payload, str, "system_fingerprint")
-    n_probs = _first(payload, int, "generation_settings.n_probs")
+    counted = count(
+        "usage.completion_tokens",
+        "usage.output_tokens",
+        "meta_info.completion_tokens",
+        "eval_count",
+    )
+    # of which no rows are sent
+    reasoning = count(
+        "usage.completion_tokens_details.reasoning_tokens",
+        "usage.output_tokens_details.reasoning_tokens",
+    )
+    if counted and reasoning:
+        counted -= reasoning
+    drafted = count(f"timings.{DRAFTED}")
     settings = {} if drafted is None else {DRAFTED: f"{drafted}"}
-    if fingerprint:
+    if fingerprint := text("system_fingerprint"):
         settings["system_fingerprint"] = fingerprint
+    n_probs = first_value(payload, int, "generation_settings.n_probs")
+    requested = first_value(
+        request,
+        int,
+        "n_probs",
+        "top_logprobs",
+        "top_logprobs_num",
+        "logprobs",
+    )
     return {
-        "model": _first(payload, str, "model") or "",
-        "text": _first(payload, str, *_TEXTS) or "",
+        "model": text("model"),
+        "text": text("text", "content", "response", "generated_text", "message.content"),
         "prompt": prompt,
-        "generated": tokens_of(_first(payload, list, *_GENERATED), "generated tokens", source),
+        "generated": tokens_of(first_value(payload, list, *_GENERATED), "generated tokens", source),
         "counted": counted,
-        "cached": count_of(_first(payload, int, *_CACHED)),
+        "cached": count(
+            "timings.cache_n",
+            "meta_info.cached_tokens",
+            "usage.prompt_tokens_details.cached_tokens",
+        ),
         "settings": settings,
-        "top_logprobs": count_of(_first(request, int, *_COUNTS) or n_probs) or None,
+        "top_logprobs": count_of(requested or n_probs) or None,
         "prompt_key": _prompt_key(request),
     }
 
@@ -537,6 +528,6 @@ _READERS: tuple[tuple[str, Callable[..., Record], Callable[[Payload], bool]], ..
         lambda payload, prompt, source: {
             "rows": rows_of(payload.get("logprobs"), first_row(prompt), source),
         },
-        lambda payload: _first(payload, list, "logprobs") is not None or "done" in payload,
+        lambda payload: first_value(payload, list, "logprobs") is not None or "done" in payload,
     ),
 )

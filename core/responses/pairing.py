@@ -207,20 +207,13 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
         for each in both:
             texts |= each.texts
         starts = [_END if each.generated_from is None else each.generated_from for each in both]
-        parting = None
-        for place, pair in enumerate(zip(*map(sequence, both), strict=False)):
-            if UNKNOWN_TOKEN not in pair and pair[0] != pair[1]:
-                parting = place
-                break
-        is_checked = None not in map(prompt_tokens, both)
-        meetings.append(
-            Meeting(
-                prompt,
-                min(starts),
-                parting,
-                is_checked,
-            )
+        partings = (
+            place
+            for place, (one, other) in enumerate(zip(*map(sequence, both), strict=False))
+            if one != other and UNKNOWN_TOKEN not in (one, other)
         )
+        is_checked = None not in map(prompt_tokens, both)
+        meetings.append(Meeting(prompt, min(starts), next(partings, None), is_checked))
     # a row's prompt and position in one number
     keys = [side.prompts << 32 | side.rows.positions for side in sides]
     ends = np.array([each.end for each in meetings])
@@ -234,9 +227,9 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
             f" so no two rows to compare{_cause(responses, sides)}.",
         )
     cleaned, placeholders = zip(*map(without_placeholders, sides), strict=True)
-    whole = []
-    for each, of_side in zip(cleaned, keys, strict=True):
-        whole.append(each.part(np.isin(of_side, shared)))
+    whole = [
+        each.part(np.isin(of_side, shared)) for each, of_side in zip(cleaned, keys, strict=True)
+    ]
     one, other, missing = _without_one_sided(sides, *whole)
     missing = [*placeholders[0], *placeholders[1], *missing]
     prompts = shared >> 32
@@ -320,10 +313,9 @@ def _cause(
     for both in responses:
         prompts = [prompt_tokens(each) or () for each in both]
         if (extra := extra_first_token(prompts[0], prompts[1])) is not None:
-            name = sides[extra[0]].name
-            token = prompts[extra[0]][0]
-            twice = " twice" if extra[1] else ""
-            return f": '{name}' has token {token} in front{twice}, a BOS that the other lacks"
+            side, is_twice = extra
+            token = f"token {prompts[side][0]} in front{' twice' if is_twice else ''}"
+            return f": '{sides[side].name}' has {token}, a BOS that the other lacks"
     return ""
 
 

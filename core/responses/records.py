@@ -6,7 +6,7 @@ is None, -1 or ''.
 """
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
@@ -38,17 +38,16 @@ class TopTokenRow(NamedTuple):
     chosen: float = math.nan
 
 
-def compress_rows(rows: Iterable[TopTokenRow], source: str) -> TopTokenRows:
+def compress_rows(rows: Sequence[TopTokenRow], source: str) -> TopTokenRows:
     """Compress rows. source: name in errors."""
-    items = list(rows)
-    entries = [entry for row in items for entry in row.entries]
-    if len(items) > MAX_POSITIONS or len(entries) > MAX_ENTRIES:
+    entries = [entry for row in rows for entry in row.entries]
+    if len(rows) > MAX_POSITIONS or len(entries) > MAX_ENTRIES:
         raise DumpError(
             f"{source}: expected at most {MAX_POSITIONS:,} positions with {MAX_ENTRIES:,} values in"
             " all.",
         )
     positions, best, targets, missing = (
-        np.array([getattr(row, name) for row in items], np.int64)
+        np.array([getattr(row, name) for row in rows], np.int64)
         for name in ("position", "best", "target", "missing")
     )
     if (np.diff(positions) <= 0).any():
@@ -56,9 +55,9 @@ def compress_rows(rows: Iterable[TopTokenRow], source: str) -> TopTokenRows:
             f"{source}: two rows have one position, or are in no order; expected increasing"
             " positions.",
         )
-    counts = np.array([len(row.entries) for row in items], np.int64)
+    counts = np.array([len(row.entries) for row in rows], np.int64)
     tokens, values = np.array(entries, np.float64).reshape(-1, 2).T
-    order = np.lexsort((tokens, -values, np.repeat(np.arange(len(items)), counts)))
+    order = np.lexsort((tokens, -values, np.repeat(np.arange(len(rows)), counts)))
     return TopTokenRows(
         positions,
         np.append(0, np.cumsum(counts)),
@@ -67,7 +66,7 @@ def compress_rows(rows: Iterable[TopTokenRow], source: str) -> TopTokenRows:
         np.minimum(best, counts),
         targets,
         missing,
-        np.array([row.chosen for row in items], np.float64),
+        np.array([row.chosen for row in rows], np.float64),
     )
 
 

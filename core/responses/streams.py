@@ -43,27 +43,24 @@ def whole_answers(documents: Iterable[tuple[str, Any]]) -> Iterator[tuple[str, A
         yield source, _join(chunks)
 
 
-def _about(document: object) -> tuple[str, bool, bool]:
+def _about(document: Any) -> tuple[str, bool, bool]:
     """Return what the chunks of one answer share, whether a document must be a chunk, and whether
     the next chunk is of another answer. A last chunk alone may look like a whole answer.
     """
-    if not isinstance(document, dict):
-        return "", False, False
-    choices = document.get("choices")
-    stream_id = document.get("id")
-    if isinstance(choices, list):
-        objects = [choice for choice in choices if isinstance(choice, dict)]
-        is_chunk = f"{document.get('object')}".endswith(".chunk")
-        is_chunk |= any("delta" in choice for choice in objects)
-        if objects and stream_id is not None:
-            # completions are not named chunks; one that has not ended is of a stream
-            is_chunk |= all(choice.get("finish_reason", "") is None for choice in objects)
-        return f"OpenAI {stream_id}", is_chunk, False
-    # of Ollama, of llama.cpp
-    for name in ("done", "stop"):
-        is_last = document.get(name)
-        if isinstance(is_last, bool):
-            return name, not is_last, is_last
+    match document:
+        case {"choices": list(choices)}:
+            stream_id = document.get("id")
+            objects = [choice for choice in choices if isinstance(choice, dict)]
+            is_chunk = f"{document.get('object')}".endswith(".chunk")
+            is_chunk |= any("delta" in choice for choice in objects)
+            if objects and stream_id is not None:
+                # completions are not named chunks; one that has not ended is of a stream
+                is_chunk |= all(choice.get("finish_reason", "") is None for choice in objects)
+            return f"OpenAI {stream_id}", is_chunk, False
+        case {"done": bool(is_last)}:
+            return "Ollama", not is_last, is_last
+        case {"stop": bool(is_last)}:
+            return "llama.cpp", not is_last, is_last
     return "", False, False
 
 

@@ -16,11 +16,17 @@ _MOST_BYTES = 1 << 30
 # Names of arrays by our column; of two that a file has, the first one is read.
 _NAMES = {
     "reference": (
-        *("rollout_log_probs", "rollout_logprobs", "sampling_per_token_logps"),
-        *("inference_logprobs", "generation_logprobs"),
+        "rollout_log_probs",
+        "rollout_logprobs",
+        "sampling_per_token_logps",
+        "inference_logprobs",
+        "generation_logprobs",
     ),
     "variant": (
-        *("old_log_probs", "old_per_token_logps", "prev_logprobs", "trainer_logprobs"),
+        "old_log_probs",
+        "old_per_token_logps",
+        "prev_logprobs",
+        "trainer_logprobs",
         "log_probs",
     ),
     "mask": ("response_mask", "completion_mask", "loss_mask", "mask"),
@@ -74,11 +80,11 @@ def _arrays(path: Path) -> dict[str, StoredArray]:
         name.rpartition(".")[2]: array
         for name, array in open_container(path, _MOST_BYTES).arrays.items()
     }
-    columns = {
-        column: arrays[next(filter(arrays.__contains__, names))]
-        for column, names in _NAMES.items()
-        if arrays.keys() & set(names)
-    }
-    sides = [columns.get(column) for column in ("reference", "variant")]
-    are_tokens = all(side is not None and len(side.shape) in (1, 2) for side in sides)
+    columns = {}
+    for column, names in _NAMES.items():
+        if present := [arrays[name] for name in names if name in arrays]:
+            columns[column] = present[0]
+    if not {"reference", "variant"} <= columns.keys():
+        return {}
+    are_tokens = all(len(columns[side].shape) in (1, 2) for side in ("reference", "variant"))
     return columns if are_tokens else {}

@@ -70,33 +70,40 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
         is_known = values != "" if is_text else np.isfinite(values)
         each = np.unique(values[is_known])
         means = np.array([sizes[values == value].mean() for value in each])
-        worst = each[:0]
-        if len(each) > 1:
-            worst = each[(means > 0) & (means >= _LAGGED * means.min())]
-        first = ""
-        if len(worst):
-            first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
+        worst = each[(means > 0) & (means >= _LAGGED * means.min(initial=np.inf))]
+        if not len(worst):
+            continue
+        first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"
         place = f"{len(worst)} {name}s, the first {first}"
         if len(worst) == 1:
             place = f"{name} {first}"
         places.append((name, place, np.isin(values, worst)))
     for _, place, is_worst in places:
-        of_worst = _causes_of(tokens.select(is_worst))
-        if _are_telling(of_worst):
-            return [replace(cause, says=f"At {place}: {cause.says}") for cause in of_worst]
+        causes_there = _causes_of(tokens.select(is_worst))
+        if _are_telling(causes_there):
+            return [replace(cause, says=f"At {place}: {cause.says}") for cause in causes_there]
     square = sizes**2
     for name, place, is_worst in places:
         are_many = min(is_worst.sum(), (~is_worst).sum()) >= _LEAST
         if are_many and _is_most(square, is_worst):
-            says = _differ_at(place, tokens, square, is_worst)
-            return [Cause("part of the sequences", says, {"part": name}), *causes]
+            return [
+                Cause(
+                    "part of the sequences",
+                    _differ_at(place, tokens, square, is_worst),
+                    {"part": name},
+                ),
+                *causes,
+            ]
     return [*_few(tokens, square), *causes]
 
 
 def _differ_at(place: str, tokens: SampledTokens, square: Floats, part: Flags) -> str:
     rollout, trainer = tokens.names
-    share = percent(float(square[part].sum() / square.sum()))
-    return f"'{trainer}' and '{rollout}' differ at {place}: {share} of the squared difference."
+    share = square[part].sum() / square.sum()
+    return (
+        f"'{trainer}' and '{rollout}' differ at {place}: {percent(share)} of the squared"
+        " difference."
+    )
 
 
 def _are_telling(causes: list[Cause]) -> bool:
@@ -115,12 +122,13 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
     first = few.min()
     sequence = int(tokens.sequence[first])
     rollout, trainer = tokens.names
-    share = percent(float(square[few].sum() / total))
-    says = (
-        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold {share} of the"
-        f" squared difference, first token {tokens.position[first]} of sequence {sequence}."
+    yield Cause(
+        "some tokens",
+        f"'{trainer}' and '{rollout}': {count:,} of {len(square):,} tokens hold"
+        f" {percent(square[few].sum() / total)} of the squared difference, first token"
+        f" {tokens.position[first]} of sequence {sequence}.",
+        {"tokens": count, "sequence": sequence},
     )
-    yield Cause("some tokens", says, {"tokens": count, "sequence": sequence})
 
 
 def _least_square(square: Floats, part: Flags) -> float:
@@ -129,8 +137,7 @@ def _least_square(square: Floats, part: Flags) -> float:
     Tokens outside that are equal bit for bit, as those of a cached prefix are, do not show how far
     the others round.
     """
-    least = _LEAST_SIZE if square[~part].any() else _FAR
-    return least**2
+    return (_LEAST_SIZE if square[~part].any() else _FAR) ** 2
 
 
 def _is_most(square: Floats, part: Flags) -> bool:
@@ -138,8 +145,8 @@ def _is_most(square: Floats, part: Flags) -> bool:
     higher density.
     """
     inside = square[part]
-    is_dense = inside.mean() >= max(_least_square(square, part), CONTRAST * square[~part].mean())
-    return bool(is_dense and inside.sum() >= (1 - MOST) * square.sum())
+    least = max(_least_square(square, part), CONTRAST * square[~part].mean())
+    return bool(inside.mean() >= least and inside.sum() >= (1 - MOST) * square.sum())
 
 
 def _causes_of(tokens: SampledTokens) -> list[Cause]:
@@ -188,8 +195,10 @@ def _shift(tokens: SampledTokens) -> Iterator[Cause]:
         own = tokens.r[is_inside] ** 2
         moved = moved[is_inside]
         if len(own) >= _LEAST // 4 and is_explained(own, moved):
-            away = _tokens_away(shift)
-            says = f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}' {away}."
+            says = (
+                f"Off by {abs(shift)}: '{trainer}' at each token is '{rollout}'"
+                f" {_tokens_away(shift)}."
+            )
             yield Cause("shifted", says, {"tokens": shift}).score(own, moved, len(own))
             return
 
@@ -279,9 +288,8 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
     lengths = tokens.lengths
     for side, own, other, name, other_name in sides_of(tokens):
         excess = own - other
-        above = float(np.sqrt((np.maximum(excess, 0) ** 2).mean()))
-        below = float(np.sqrt((np.minimum(excess, 0) ** 2).mean()))
-        high = float(np.quantile(excess, 0.99))
+        above, below = (np.sqrt((np.maximum(each, 0) ** 2).mean()) for each in (excess, -excess))
+        high = np.quantile(excess, 0.99)
         if below > _ONE_SIDED * above or not _LEAST_MASS <= high <= MOST_MASS:
             continue
         # It adds less to a certain token than to others, so a constant of a response is none.
@@ -300,11 +308,12 @@ def _renormalized(tokens: SampledTokens) -> Iterator[Cause]:
         if below <= _EXACT * most and most <= MOST_MASS:
             least = float(np.exp(-most))
             top_p = f" (top-p would be {least:.3g})"
-        says = (
+        yield Cause(
+            "renormalized",
             f"'{name}' is renormalized after top-p, top-k or min-p: never below '{other_name}', and"
-            f" at most {number(most)} above{top_p}."
+            f" at most {number(most)} above{top_p}.",
+            {"side": side, "top_p": least},
         )
-        yield Cause("renormalized", says, {"side": side, "top_p": least})
 
 
 def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
@@ -325,12 +334,13 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
         is_plausible = is_one_sign and 1 / _HOTTEST <= inverse <= _HOTTEST
         if is_plausible and is_explained(y**2, rest, 1.5 * MOST):
             rollout, trainer = tokens.names
-            says = (
+            cause = Cause(
+                "temperature",
                 f"'{rollout}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
-                f" '{trainer}'."
+                f" '{trainer}'.",
+                {"temperature": 1 / inverse},
             )
             near = rest <= np.quantile(rest, 0.99)
-            cause = Cause("temperature", says, {"temperature": 1 / inverse})
             yield cause.score(y[near] ** 2, rest[near], near.sum())
             return
         # all but the 2 % that are farthest from a line of least absolute deviations
@@ -365,12 +375,12 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
         bad = each[(counts >= 4) & (medians >= _OUTLYING * np.median(means))]
         if 0 < len(bad) <= _LISTED and bad[0] >= least:
             noun = "token" if len(bad) == 1 else "tokens"
-            listed = f"{noun} {series(list(map(str, bad)))} {words}"
+            listed = f"{noun} {series([*map(str, bad)])} {words}"
             parts[listed] = (np.isin(places, bad), listed)
     parts["first"] = (index == 0, "the first token of each response")
     parts["last"] = (to_end == 0, "the last token of each response")
     turns = np.zeros_like(index) if tokens.turn is None else tokens.turn
-    for turn in range(int(turns.max()), 0, -1):
+    for turn in range(turns.max(), 0, -1):
         parts[f"turn {turn}"] = (turns >= turn, f"tokens from turn {turn + 1} on")
     # from its first token on most of a sequence differs, and little before it does
     is_far = square > _OUTLYING * np.median(square)
@@ -380,7 +390,7 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     begin = np.where(is_begin, np.arange(len(gain)), -1)
     tail = np.maximum.accumulate(begin) - np.repeat(starts, lengths) >= _LEAST_TAIL
     if tail.any():
-        first = int(np.argmax(tail))
+        first = tail.argmax()
         place = f"token {tokens.position[first]} of sequence {tokens.sequence[first]}"
         count = f"{len(np.unique(tokens.sequence[tail])):,} of {len(starts):,} sequences"
         parts["end"] = (tail, f"the end of {count}, first from {place} on")
@@ -395,8 +405,11 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
             continue
         is_outlying = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_outlying or (kind != "end" and _is_most(square, part)):
-            says = _differ_at(words, tokens, square, part)
-            yield Cause("part of the response", says, {"part": kind})
+            yield Cause(
+                "part of the response",
+                _differ_at(words, tokens, square, part),
+                {"part": kind},
+            )
             return
 
 
@@ -405,33 +418,40 @@ def _lag(tokens: SampledTokens) -> Iterator[Cause]:
     if tokens.lag is None:
         return
     lags = np.unique(tokens.lag[np.isfinite(tokens.lag)])
-    means = []
-    logs = []
-    errors = []
+    of_lags = []
     for lag in lags:
         of_lag = tokens.select(tokens.lag == lag)
         _, sequence = np.unique(of_lag.sequence, return_inverse=True)
         # of a sequence: its tokens are alike
         sizes = np.bincount(sequence, np.abs(of_lag.r)) / np.bincount(sequence)
         if len(sizes) > 1:
-            means.append(float(np.abs(of_lag.r).mean()))
             # their spread is in proportion to their size
             sizes = np.log(np.maximum(sizes, np.finfo(float).tiny))
-            logs.append(sizes.mean())
-            errors.append(sizes.var(ddof=1) / len(sizes))
-    if not len(means) == len(lags) > 1:
+            error = sizes.var(ddof=1) / len(sizes)
+            of_lags.append((float(np.abs(of_lag.r).mean()), sizes.mean(), error))
+    if not len(of_lags) == len(lags) > 1:
         return
+    means, logs, errors = zip(*of_lags, strict=True)
     newest, *older = means
     is_sure = logs[-1] - logs[0] >= _SURE * (errors[0] + errors[-1]) ** 0.5
     if is_sure and older[-1] >= _OLDER * newest and min(older) > newest:
-        says = (
+        yield Cause(
+            "lag",
             f"Older weights: mean |r| is {number(newest, 2)} at a lag of {lags[0]:g} and"
-            f" {number(older[-1], 2)} at {lags[-1]:g}."
+            f" {number(older[-1], 2)} at {lags[-1]:g}.",
+            {"lags": lags.tolist(), "mean_abs": [*means]},
         )
-        yield Cause("lag", says, {"lags": lags.tolist(), "mean_abs": means})
 
 
 CAUSES = (
-    *(units, _shift, _retokenized, other_order, _parts, another_token),
-    *(_renormalized, _temperature, _grid, _lag),
+    units,
+    _shift,
+    _retokenized,
+    other_order,
+    _parts,
+    another_token,
+    _renormalized,
+    _temperature,
+    _grid,
+    _lag,
 )

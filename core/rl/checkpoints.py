@@ -14,10 +14,9 @@ import mmap
 import os
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from functools import reduce
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +109,11 @@ class Checkpoint:
     architecture: str
 
     def as_json(self) -> Record:
-        dtypes = sorted({tensor.dtype for tensor in self.tensors.values()})
-        return {"path": str(self.path), "tensors": len(self.tensors), "dtypes": dtypes}
+        return {
+            "path": str(self.path),
+            "tensors": len(self.tensors),
+            "dtypes": sorted({tensor.dtype for tensor in self.tensors.values()}),
+        }
 
 
 @dataclass(frozen=True)
@@ -164,12 +166,12 @@ class Comparison:
     a: Checkpoint
     b: Checkpoint
     rounded_to: str
-    modules: dict[str, Change] = field(default_factory=dict)
+    modules: dict[str, Change] = field(default_factory=lambda: defaultdict(Change))
     findings: dict[_Finding, list[str]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def total(self) -> Change:
-        return sum_of(self.modules.values())
+        return sum(self.modules.values(), Change())
 
     def as_json(self) -> Record:
         return {
@@ -185,10 +187,6 @@ class Comparison:
                 for (kind, text), keys in self.findings.items()
             ],
         }
-
-
-def sum_of(changes: Iterable[Change]) -> Change:
-    return reduce(Change.__add__, changes, Change())
 
 
 def compare_checkpoints(
@@ -222,7 +220,7 @@ def compare_checkpoints(
                 result.findings[finding].append(key)
             if change is not None:
                 module = re.sub(r"\.(weight|bias)$", "", key)
-                result.modules[module] = result.modules.get(module, Change()) + change
+                result.modules[module] += change
     return result
 
 
@@ -272,8 +270,8 @@ def weight_files(folder: Path) -> list[Path]:
             return [folder / single]
         if (folder / index).is_file():
             try:
-                files = json.loads((folder / index).read_text())["weight_map"].values()
-                shards = sorted(set(files))
+                weight_map = json.loads((folder / index).read_text())["weight_map"]
+                shards = sorted(set(weight_map.values()))
             except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
                 raise CaptureError(
                     f"{folder / index} is no index of weight files; copy the model again.",
@@ -452,8 +450,8 @@ def _compare(
                 findings = [("layout", text)]
                 break
     if change is None:
-        shapes = f"{a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"
-        return None, [("shape", f"Not compared: {shapes}")]
+        says = f"Not compared: {a.rows:,} x {a.columns:,} in A, {b.rows:,} x {b.columns:,} in B"
+        return None, [("shape", says)]
     if change.nonfinite_mismatch:
         findings.append(("nonfinite", "NaN or infinity on one side only"))
     elif 0.999 < change.rms <= change.max_abs < 1.001:
@@ -506,8 +504,16 @@ def _change(a: Tensor, b: Tensor, fmt: FloatFormat, pool: ThreadPoolExecutor) ->
         with np.errstate(over="ignore", invalid="ignore"):
             rounded = differences(bits_of(x.astype(fmt.values)), bits_of(y.astype(fmt.values)), fmt)
             scale = np.vdot(x, x)
-        counts = (exact.neq, rounded.neq, rounded.max_ulps, exact.nonfinite_mismatch, exact.finite)
-        figures: list[Any] = [*counts, exact.max_abs, exact.sum_squares, scale]
+        figures: Any = (
+            exact.neq,
+            rounded.neq,
+            rounded.max_ulps,
+            exact.nonfinite_mismatch,
+            exact.finite,
+            exact.max_abs,
+            exact.sum_squares,
+            scale,
+        )
         return Change(x.size, *(each.item() for each in figures))
 
-    return sum_of(pool.map(change_of, a.spans()))
+    return sum(pool.map(change_of, a.spans()), Change())

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cache, cached_property
 from operator import methodcaller
 from typing import Any
 
@@ -170,12 +170,13 @@ class Sequences:
     """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences
     without a token are left out, unless they are added by `with_masked`.
 
-    tokens: of each sequence; sums, maxima: of the quantities of SUMS and MAXIMA. [sequences] each
+    tokens: of each sequence; sums, maxima: of a quantity of SUMS or MAXIMA by its name. [sequences]
+    each
     """
 
     tokens: Integers
-    sums: Mapping[str, Floats]
-    maxima: Mapping[str, NDArray]
+    sums: Callable[[str], Floats]
+    maxima: Callable[[str], NDArray]
 
     @classmethod
     def of(cls, pairs: TokenPairs, lengths: Integers) -> Sequences:
@@ -184,8 +185,8 @@ class Sequences:
         starts = np.cumsum(lengths) - lengths
         return cls(
             lengths,
-            _Lazy(lambda name: np.add.reduceat(SUMS[name](pairs), starts, dtype=np.float64)),
-            _Lazy(lambda name: np.maximum.reduceat(SUMS[name](pairs), starts)),
+            cache(lambda name: np.add.reduceat(SUMS[name](pairs), starts, dtype=np.float64)),
+            cache(lambda name: np.maximum.reduceat(SUMS[name](pairs), starts)),
         )
 
     def __len__(self) -> int:
@@ -193,30 +194,17 @@ class Sequences:
 
     def means(self, name: str) -> Floats:
         """Return the means of a quantity. [sequences]"""
-        return self.sums[name] / np.maximum(self.tokens, 1)
+        return self.sums(name) / np.maximum(self.tokens, 1)
 
     def with_masked(self, count: int) -> Sequences:
         """Return these and `count` sequences without a token of the loss: all of their sums are
         0.
         """
-        nothing = np.zeros(count, np.int64)
         return Sequences(
-            np.append(self.tokens, nothing),
-            {name: np.append(self.sums[name], nothing) for name in SUMS},
-            {name: np.append(self.maxima[name], nothing - np.inf) for name in MAXIMA},
+            np.append(self.tokens, np.zeros(count, np.int64)),
+            cache(lambda name: np.append(self.sums(name), np.zeros(count))),
+            cache(lambda name: np.append(self.maxima(name), np.full(count, -np.inf))),
         )
-
-
-class _Lazy(dict[str, NDArray]):
-    """Values by name, each computed when it is first asked for."""
-
-    def __init__(self, compute: Callable[[str], NDArray]) -> None:
-        super().__init__()
-        self._compute = compute
-
-    def __missing__(self, name: str) -> NDArray:
-        self[name] = self._compute(name)
-        return self[name]
 
 
 class Batch:
@@ -230,7 +218,7 @@ class Batch:
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
-        return float(self.weights @ self.sequences.sums[name])
+        return float(self.weights @ self.sequences.sums(name))
 
     def mean(self, name: str) -> float:
         """Return the mean over all tokens."""
@@ -252,7 +240,7 @@ class Batch:
 
     def max(self, name: str) -> float:
         """Return the maximum over all tokens, NaN if there is none."""
-        largest = float(self.sequences.maxima[name][self.weights > 0].max())
+        largest = float(self.sequences.maxima(name)[self.weights > 0].max())
         return largest if largest > -np.inf else np.nan
 
     def deviation(self, name: str, square: str) -> float:
@@ -273,7 +261,7 @@ class Batch:
     @cached_property
     def log_ratio(self) -> Floats:
         """Sum of r of each sequence, clamped to 20 on either side."""
-        return np.clip(self.sequences.sums["r"], -CLAMP, CLAMP)
+        return np.clip(self.sequences.sums("r"), -CLAMP, CLAMP)
 
     @cached_property
     def geometric_ratio(self) -> Floats:
@@ -283,12 +271,16 @@ class Batch:
     @cached_property
     def kept_ratio(self) -> Floats:
         """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
-        ratio = np.exp(np.minimum(self.sequences.sums["r"], _LARGEST))
+        ratio = np.exp(np.minimum(self.sequences.sums("r"), _LARGEST))
         return np.where(ratio > _TRL_CAP, 0.0, ratio)
 
     def perplexity(self, side: str) -> float:
         """Return the mean over sequences of the perplexity of a sequence."""
         return self.over_sequences(np.exp(-self.sequences.means(side)))
+
+    def trained_perplexity(self, side: str) -> float:
+        """Return the same, 0 for a sequence without a token of the loss."""
+        return self.over_trained(np.exp(-self.sequences.means(side)))
 
 
 Value = Callable[[Batch], float]
@@ -333,11 +325,9 @@ _VALUES: dict[str, Value] = {
     "outside geometric": lambda b: b.over_sequences(
         (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
     ),
-    "vetoed": lambda b: b.over_sequences(b.sequences.sums["below veto"] > 0),
+    "vetoed": lambda b: b.over_sequences(b.sequences.sums("below veto") > 0),
     "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
     "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
-    "masked perplexity trainer": lambda b: b.over_trained(np.exp(-b.sequences.means("trainer"))),
-    "masked perplexity rollout": lambda b: b.over_trained(np.exp(-b.sequences.means("rollout"))),
     "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
     "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
     "largest mean -r": _of_means(np.max, "-r"),
@@ -360,7 +350,7 @@ _VALUES: dict[str, Value] = {
     "least kept ratio": lambda b: b.kept_ratio.min(),
     "mean kept ratio": lambda b: b.over_sequences(b.kept_ratio),
     "largest kept ratio": lambda b: b.kept_ratio.max(),
-    "sum of dp": lambda b: b.over_sequences(b.sequences.sums["dp"]),
+    "sum of dp": lambda b: b.over_sequences(b.sequences.sums("dp")),
 }
 
 # Figures of a framework: name, value, definition with its unit; in brackets what names begin with.
@@ -454,8 +444,8 @@ _SLIME = f"""
 {_MILES}
 mis_kl            mean_of_means -r               mean of sequence means of -r, nats
 mis_k3_kl         mean_of_means k3               mean of sequence means of exp(r) - 1 - r, nats
-mis_training_ppl  masked perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
-mis_rollout_ppl  masked perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
+mis_training_ppl  trained_perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
+mis_rollout_ppl  trained_perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
 mis_chi2_token    masked chi2                mean of sequence means of exp(r)² - 1
 """
 _NEMO = """

@@ -196,10 +196,12 @@ def layout_of(path: Path) -> Layout | None:
         try:
             row = json.loads(line)
             names = set(row) if isinstance(row, dict) else set()
-            values = row["logprobs"] if "logprobs" in names else None
-            # a server's response has entries or lists of top tokens there
-            if isinstance(values, list) and any(isinstance(each, dict | list) for each in values):
-                return None
+            match row:
+                # a server's response has entries or lists of top tokens there
+                case {"logprobs": [*values]} if any(
+                    isinstance(each, dict | list) for each in values
+                ):
+                    return None
         except (ValueError, RecursionError):
             # JSON that is cut off, or nested too deep
             names = {
@@ -216,9 +218,9 @@ def _parquet_columns(path: Path) -> set[str]:
         return set(pq.read_schema(path).names)
     except (pa.ArrowException, OSError, ValueError) as error:
         # a ValueError is of a name that is no UTF-8
-        reason = clean(error, 120).rstrip(".")
         raise DumpError(
-            f"{clean(path.name)}: its Parquet footer is damaged or cut off ({reason}).",
+            f"{clean(path.name)}: its Parquet footer is damaged or cut off"
+            f" ({clean(error, 120).rstrip('.')}).",
         ) from error
 
 
@@ -230,9 +232,8 @@ def are_tokens(paths: Sequence[Path]) -> bool:
         return False
     if len(paths) == 1 and is_batch(paths[0]):
         return True
-    return all(is_rollout(path) for path in paths) or all(
-        _is_parquet(path) or layout_of(path) for path in paths
-    )
+    are_of_torch = all(map(is_rollout, paths))
+    return are_of_torch or all(_is_parquet(path) or layout_of(path) for path in paths)
 
 
 def files_in(names: Sequence[str | Path]) -> list[Path]:
@@ -365,8 +366,10 @@ def _check_experts(database: Database, table: str) -> list[str]:
     seen: dict[bytes, list[int]] = {}
     # one at a time: the experts of a token may take more bytes than all else
     for (prompt,) in prompts:
-        columns = f"{_AFTER_PROMPT.format('token_ids')}, routed_experts"
-        ((tokens, text),) = database.rows(f"SELECT {columns} {with_experts} AND prompt = {prompt}")
+        ((tokens, text),) = database.rows(
+            f"SELECT {_AFTER_PROMPT.format('token_ids')}, routed_experts {with_experts}"
+            f" AND prompt = {prompt}",
+        )
         try:
             ids = read_choices(text)
             clauses.update(check_choices(ids, len(tokens)))
@@ -427,11 +430,15 @@ def _impossible(database: Database, rows: str, names: Sequence[str]) -> list[str
             SELECT sum(len({high}))::BIGINT, max(list_max({high})),
                 sum(len({low}))::BIGINT, min(list_min({low})) FROM ({rows})""")
         if positive:
-            about = f"up to {number(highest)}, as rounding of a logit less its log-sum makes"
-            notes.append(f"{plural(positive, 'value')} of '{name}' above 0, {about}.")
+            notes.append(
+                f"{plural(positive, 'value')} of '{name}' above 0, up to {number(highest)}, as"
+                " rounding of a logit less its log-sum makes.",
+            )
         if negative:
-            about = f"the lowest is {number(lowest)}: placeholders, taken as missing"
-            notes.append(f"{plural(negative, 'value')} of '{name}' below {_LOWEST}, {about}.")
+            notes.append(
+                f"{plural(negative, 'value')} of '{name}' below {_LOWEST}, the lowest is"
+                f" {number(lowest)}: placeholders, taken as missing.",
+            )
     return notes
 
 
@@ -530,8 +537,8 @@ def _table_of_responses(database: Database, paths: Sequence[Path]) -> str:
     layout = _documented(*SIDES)
     fields = ", ".join(f"{name} {kind}" for name, kind in layout.types.items())
     database.execute(f"CREATE TEMP TABLE saved ({fields})")
-    columns = {name: [each.get(name) for each in trained] for name in layout.types}
-    database.insert("saved", pa.table(columns))
+    table = pa.table({name: [each.get(name) for each in trained] for name in layout.types})
+    database.insert("saved", table)
     _create(database, "file_0", "saved", layout.columns)
     database.execute("DROP TABLE saved")
     _check(database, "file_0", clean(paths[0].name), _documented("rollout", "trainer"))
@@ -572,8 +579,7 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
         wrong[says] = f"len({column}) != len(token_ids)"
     for side in SIDES:
         says = f"`{layout.own_name(side)}` has a value above {_HIGHEST}, so no log-probability"
-        high = _OF_LOSS.format(side, f"v > {_HIGHEST}")
-        wrong[says] = f"len({high}) > 0"
+        wrong[says] = f"len({_OF_LOSS.format(side, f'v > {_HIGHEST}')}) > 0"
     first = ", ".join(f"min(prompt) FILTER ({condition})" for condition in wrong.values())
     rows, *first_rows = database.rows(f"SELECT count(*), {first} FROM {table}")[0]
     if not rows:

@@ -232,11 +232,11 @@ def _read_sequences(run: Figures) -> Sequences:
         tokens[place] = part.tokens
         for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
             for name, values in whole.items():
-                values[place] = of_part[name]
+                values[place] = of_part(name)
     return Sequences(
         tokens[:stop],
-        {name: values[:stop] for name, values in sums.items()},
-        {name: values[:stop] for name, values in maxima.items()},
+        lambda name: sums[name][:stop],
+        lambda name: maxima[name][:stop],
     )
 
 
@@ -275,8 +275,8 @@ def _tokens_with_half(run: Figures) -> int:
 
 def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
     """Yield the tokens of whole sequences in order, with the number of each."""
-    table = run.query("SELECT positions FROM prompt ORDER BY prompt")
-    counts = table["positions"].to_numpy(np.int64)
+    prompts = run.query("SELECT positions FROM prompt ORDER BY prompt")
+    counts = prompts["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
     for each in np.unique(group):
         first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
@@ -287,8 +287,8 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
             last,
         )
         if len(rows):
-            sides = (rows[side].to_numpy(float) for side in ("reference", "variant"))
-            yield TokenPairs(*sides), np.bincount(rows["prompt"].to_numpy() - first)
+            pairs = TokenPairs(rows["reference"].to_numpy(), rows["variant"].to_numpy())
+            yield pairs, np.bincount(rows["prompt"].to_numpy() - first)
 
 
 def _figures(
@@ -303,10 +303,9 @@ def _figures(
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
-        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
-        if len(counted) > 1:
-            # drawn once for all frameworks
-            bounds = iter(intervals(counted, figures))
+        # drawn once for all frameworks; of one sequence nothing can be drawn
+        bounds = intervals(counted, figures) if len(counted) > 1 else repeat((None, None))
+        bounds = iter(bounds)
         for framework in frameworks:
             rows[f"figures of {framework.name}"] = [
                 _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
@@ -327,9 +326,14 @@ def _row(
     low: float | None = None,
     high: float | None = None,
 ) -> Record:
-    numbers = {"value": value, "low": low, "high": high}
-    plain = {key: _plain(number) for key, number in numbers.items()}
-    return {"name": name, **plain, "unit": unit, "definition": definition}
+    return {
+        "name": name,
+        "value": _plain(value),
+        "low": _plain(low),
+        "high": _plain(high),
+        "unit": unit,
+        "definition": definition,
+    }
 
 
 def _plain(value: float | None) -> float | None:
@@ -361,7 +365,6 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         if bar is not None and value is not None:
             span = "" if bar.holds(value) else f" ({bar.span})"
             usual.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
-    states = [f"{series(labels)}: {state}." for state, labels in usual.items()]
     return {
         "framework": framework,
         "figures": figures_of(run, framework),
@@ -370,7 +373,7 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         "sequences": tokens["sequences"],
         "tokens_with_half_of_kl": tokens["half"],
         "left_out": " ".join(says),
-        "usual": " ".join(states),
+        "usual": " ".join(f"{series(labels)}: {state}." for state, labels in usual.items()),
         "bars": summary(run, "bars"),
         "by_step": summary(run, "steps"),
         "explained_by": summary(run, "explained"),
@@ -380,32 +383,33 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
 def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
     """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
     (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
-    table = run.query(
+    used = run.query(
         f"""
-        SELECT prompt, position, is_trained, reference, variant, entropy, {_VERSION} AS version,
-            step, {BY["rank"]} AS rank, environment, stop_reason
-        FROM chosen_token {_OF_SEQUENCES} WHERE prompt % ? = 0 ORDER BY prompt, position""",
+        SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
+            {BY["rank"]} AS rank, {BY["turn"]} AS turn, environment, stop_reason
+        FROM chosen_token {_OF_SEQUENCES} {_STARTS}
+        WHERE is_trained AND prompt % ? = 0 ORDER BY prompt, position""",
         -(-total // most),
     )
-    trained = table["is_trained"].to_numpy(bool)
-    is_hole = ~trained & np.append(False, trained[:-1])
-    turn = table.assign(hole=is_hole).groupby("prompt")["hole"].cumsum()
-    used = table[trained]
     names = ["reference", "variant", "entropy", "version", "step", "rank"]
     rollout, trainer, entropy, version, step, rank = (
         used[name].to_numpy(np.float64) for name in names
     )
     lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
-    texts = {name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS}
     return SampledTokens(
         used["prompt"].to_numpy(),
         used["position"].to_numpy(),
         rollout,
         trainer,
-        turn[trained].to_numpy(),
+        used["turn"].to_numpy(),
         entropy if np.isfinite(entropy).any() else None,
         lag if np.isfinite(lag).any() else None,
-        {"step": step, "weight version": version, "rank": rank, **texts},
+        {
+            "step": step,
+            "weight version": version,
+            "rank": rank,
+            **{name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS},
+        },
         (run.header.sides[0].name, run.header.sides[1].name),
     )
 

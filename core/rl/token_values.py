@@ -4,7 +4,6 @@ units, sums, values of another token. Each is looked for before causes of a smal
 
 from collections.abc import Iterator
 from itertools import pairwise
-from operator import itemgetter
 
 import numpy as np
 
@@ -69,11 +68,13 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
     """
     square = np.nan_to_num(tokens.r) ** 2
     for side, own, other, name, other_name in sides_of(tokens):
-        missing = ~np.isfinite(own) & np.isfinite(other)
-        if missing.sum() > _CONSTANT * len(own):
-            share = float(missing.mean())
-            says = f"'{name}' has no value for {percent(share)} of the tokens."
-            yield Cause("missing", says, {"side": side, "value": None, "share": share})
+        share = float((~np.isfinite(own) & np.isfinite(other)).mean())
+        if share > _CONSTANT:
+            yield Cause(
+                "missing",
+                f"'{name}' has no value for {percent(share)} of the tokens.",
+                {"side": side, "value": None, "share": share},
+            )
         # + 0: of -0.0 and 0.0 one is left
         values, counts = np.unique(own[np.isfinite(own)] + 0.0, return_counts=True)
         above = np.append(values, np.inf)[1:]
@@ -96,14 +97,12 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             others_there = other[is_value]
             # 0.0 is right for a certain token, and for the one that top-p leaves: there the sides
             # agree as elsewhere.
-            mean = float(square[is_value].mean())
+            mean = square[is_value].mean()
             # A filled token is any token; those that top-p leaves at 0.0 are the likely ones.
             likely = np.nanmean(other) + _LIKELY * np.nanstd(other)
             # Moved values are as frequent on either side.
-            shares = [(np.abs(each - value) < -_CERTAIN).mean() for each in (own, other)]
-            is_any = (
-                shares[0] - shares[1] > MOST / 2 and mean > 1 and np.nanmean(others_there) <= likely
-            )
+            here, there = ((np.abs(each - value) < -_CERTAIN).mean() for each in (own, other))
+            is_any = here - there > MOST / 2 and mean > 1 and np.nanmean(others_there) <= likely
             # Responses that begin alike repeat the value on both sides; on a coarse grid, as of
             # float8, the nearest values are rounded to it.
             is_alike = np.nanvar(others_there) * CONTRAST < mean
@@ -120,8 +119,11 @@ def placeholders(tokens: SampledTokens) -> Iterator[Cause]:
             if is_lowest and is_beyond.mean() > 1 - MOST:
                 name_of_cause = "clipped"
                 about = f", at which '{other_name}' is lower: a lower bound."
-            parameters = {"side": side, "value": float(value), "share": share}
-            yield Cause(name_of_cause, says + about, parameters)
+            yield Cause(
+                name_of_cause,
+                says + about,
+                {"side": side, "value": float(value), "share": share},
+            )
 
 
 def units(tokens: SampledTokens) -> Iterator[Cause]:
@@ -137,7 +139,7 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
     # a renormalization adds nothing to certain tokens
     is_sure = has_certain(np.maximum(tokens.rollout, tokens.trainer))
     least_offset = _DIFFERENT if is_sure else _LEAST_OFFSET
-    causes = []
+    scored: dict[float, Cause] = {}
     for side, own, other, name, other_name in sides_of(tokens):
         last = np.where(follows, np.roll(own, 1), own - other)
         sums = np.add.reduceat(other, starts)
@@ -178,13 +180,15 @@ def units(tokens: SampledTokens) -> Iterator[Cause]:
             rest = (own - expected) ** 2
             least = size_of_step if words in running else size
             if least.any() and is_explained(least, rest, EXACTLY):
-                says = f"'{name}' is {words} '{other_name}'."
-                parameters = {"side": side, **amounts.get(words, {})}
-                cause = Cause("other units", says, parameters)
-                share = float(rest.sum() / (own**2).sum())
-                causes.append((share, cause.score(square, rest, len(rest))))
-    if causes:
-        yield min(causes, key=itemgetter(0))[1]
+                cause = Cause(
+                    "other units",
+                    f"'{name}' is {words} '{other_name}'.",
+                    {"side": side, **amounts.get(words, {})},
+                )
+                share = rest.sum() / (own**2).sum()
+                scored.setdefault(share, cause.score(square, rest, len(rest)))
+    if scored:
+        yield scored[min(scored)]
 
 
 def another_token(tokens: SampledTokens) -> Iterator[Cause]:
@@ -195,12 +199,12 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
     rollout = tokens.rollout[differs]
     trainer = tokens.trainer[differs]
     # sums are no values of tokens
-    is_token = differs.any() and min(np.median(rollout), np.median(trainer)) > _SENTINEL
-    if not is_token or min(len(rollout), (~differs).sum()) < 16:
+    are_few = min(len(rollout), (~differs).sum()) < 16
+    if are_few or min(np.median(rollout), np.median(trainer)) <= _SENTINEL:
         return
     if np.corrcoef(rollout, trainer)[0, 1] > _RELATED:
         return
-    above = float((rollout > trainer).mean())
+    above = (rollout > trainer).mean()
     is_far = np.quantile(np.abs(rollout - trainer), 0.9) > MOST_MASS / 2
     is_largest = max(above, 1 - above) > 0.99 and is_far
     at_random = np.random.default_rng(0).permutation(rollout)
@@ -212,8 +216,11 @@ def another_token(tokens: SampledTokens) -> Iterator[Cause]:
         share = float(differs.mean())
         name = tokens.names[0 if above > 0.5 else 1]
         which = ", as of the most likely one" if is_largest else ""
-        says = f"'{name}' has another token's value{which} at {percent(share)} of the tokens."
-        yield Cause("another token", says, {"share": share})
+        yield Cause(
+            "another token",
+            f"'{name}' has another token's value{which} at {percent(share)} of the tokens.",
+            {"share": share},
+        )
 
 
 def other_order(tokens: SampledTokens) -> Iterator[Cause]:
@@ -238,23 +245,25 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
             [np.corrcoef(tokens.rollout[r], tokens.trainer[r])[0, 1] < _RELATED for r in rows],
         )
     nearest, is_close = _nearest(rollout, trainer, square)
-    if square[is_close & is_other].sum() < (1 - MOST) * square.sum():
+    most = (1 - MOST) * square.sum()
+    if square[is_close & is_other].sum() < most:
         # exchanged responses of other lengths share how they begin
         at = np.array([row.start for row in rows])[:, None] + np.arange(_LEAST_RESPONSE)
         own = (tokens.r[at] ** 2).mean(axis=1)
         nearest, is_close = _nearest(tokens.rollout[at], tokens.trainer[at], own)
     is_close &= is_other
+    is_own = nearest == np.arange(len(rows))
     # among many responses the nearest one may be alike by chance: its tokens have to agree
-    for row in np.flatnonzero(is_close & (nearest != np.arange(len(rows)))):
+    for row in np.flatnonzero(is_close & ~is_own):
         values = tokens.trainer[rows[row]]
         of_other = tokens.rollout[rows[nearest[row]]]
         both = min(len(values), len(of_other))
         rest = ((values[:both] - of_other[:both]) ** 2).mean()
         is_close[row] = rest <= MOST * min(square[row], values.var())
-    if square[is_close].sum() < (1 - MOST) * square.sum():
+    if square[is_close].sum() < most:
         return
-    first = int(is_close.argmax())
-    sequence, other = (int(tokens.sequence[rows[row]][0]) for row in (first, nearest[first]))
+    first = is_close.argmax()
+    sequence, other = (int(tokens.sequence[rows[row].start]) for row in (first, nearest[first]))
     sequences = int(is_close.sum())
     count = f"{sequences:,} of {plural(len(rows), 'response')}"
     parameters = {"sequences": sequences, "sequence": sequence}
@@ -264,7 +273,6 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
         f"'{trainer_name}' has the values of '{rollout_name}' in another order in {count}, first"
         f" in sequence {sequence}."
     )
-    is_own = nearest == np.arange(len(rows))
     if is_own[is_close].mean() <= 0.5:
         name = "exchanged"
         parameters["other"] = other
@@ -281,5 +289,4 @@ def _nearest(rollout: Floats, trainer: Floats, square: Floats) -> tuple[Integers
     """
     distances = ((trainer[:, None] - rollout[None]) ** 2).mean(axis=2)
     limit = MOST * np.minimum(square, np.median(distances, axis=1))
-    is_near = distances.min(axis=1) <= limit
-    return distances.argmin(axis=1), is_near
+    return distances.argmin(axis=1), distances.min(axis=1) <= limit

@@ -104,11 +104,10 @@ def _samples(content: Mapping[str, Any]) -> Iterator[Record]:
             for name, column in columns.items():
                 if isinstance(column, list | tuple) and row < len(column):
                     values[name] = column[row]
-            shard = {name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")}
             yield {
                 **values,
                 "max_seq_len": values.get("max_seq_lens"),
-                **shard,
+                **{name: content.get(name) for name in ("cp_rank", "cp_size", "qkv_format")},
                 "sample": int(sample),
             }
         return
@@ -139,27 +138,25 @@ def _complete(values: Any) -> Any:
 def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Response:
     """Join what the files hold of one sample."""
     place = f"sample {key[1]} of rollout {key[0]}"
-    texts = []
-    for path, sample in of_files:
-        tokens = np.asarray(_complete(sample.get("tokens", ())), np.int64)
-        length: Any = sample.get("response_lengths", len(tokens))
-        length = int(sample.get("response_length", length))
-        if not 0 <= length <= len(tokens):
-            raise DumpError(
-                f"{clean(path.name)}: {place} has a response of {length} of {len(tokens)} tokens.",
-            )
-        texts.append(np.split(tokens, [len(tokens) - length]))
-    tokens = texts[0][1]
     mask = None
-    response = {"sequence": str(key[1]), "step": key[0]}
+    response: Response = {"sequence": str(key[1]), "step": key[0]}
     versions: list[str] = []
-    for (path, sample), (prompt, text) in zip(of_files, texts, strict=True):
+    for path, sample in of_files:
+        whole = np.asarray(_complete(sample.get("tokens", ())), np.int64)
+        length: Any = sample.get("response_lengths", len(whole))
+        length = int(sample.get("response_length", length))
+        if not 0 <= length <= len(whole):
+            raise DumpError(
+                f"{clean(path.name)}: {place} has a response of {length} of {len(whole)} tokens.",
+            )
+        prompt, text = np.split(whole, [len(whole) - length])
+        tokens = response.setdefault("token_ids", text)
         if not np.array_equal(text, tokens):
             some = min(len(text), len(tokens))
-            at = int(np.argmax(np.append(text[:some] != tokens[:some], True)))
-            other = clean(of_files[0][0].name)
+            at = np.append(text[:some] != tokens[:some], True).argmax()
             raise DumpError(
-                f"{clean(path.name)}: {place} has other tokens than in {other} from token {at} on.",
+                f"{clean(path.name)}: {place} has other tokens than in"
+                f" {clean(of_files[0][0].name)} from token {at} on.",
             )
         own = sample.get("loss_mask", sample.get("loss_masks"))
         if own is not None:
@@ -186,41 +183,37 @@ def _join(key: tuple[int, int], of_files: Sequence[tuple[Path, Record]]) -> Resp
         if "cp_rank" in sample and rank:
             response.setdefault("sampling", json.dumps({"rank": int(rank[1])}))
     for name, column in _VALUES.items():
-        slices = [
-            (path, sample, _numbers(sample[column]))
-            for path, sample in of_files
-            if sample.get(column) is not None
-        ]
+        slices = [each for each in of_files if each[1].get(column) is not None]
         if slices:
             response[name] = _whole(place, column, slices, len(tokens))
     if mask is not None:
         if len(mask) != len(tokens):
             raise DumpError(f"{place}: a mask of {len(mask)} for {plural(len(tokens), 'token')}.")
-        response["token_version"] = None
         # a turn is tokens of the loss with masked ones between
         turn = np.cumsum(np.diff(mask.astype(np.int8), prepend=0) == 1) - 1
         is_by_turn = len(versions) == turn.max(initial=-1) + 1 > 1
         if is_by_turn and all(map(str.isdecimal, versions)):
             by_token = np.array(versions, np.float64)[turn]
             response["token_version"] = np.where(mask, by_token, np.nan)
-    return {**response, "token_ids": tokens, "mask": mask}
+    return response | {"mask": mask}
 
 
 def _whole(
     place: str,
     column: str,
-    slices: Sequence[tuple[Path, Record, Floats]],
+    slices: Sequence[tuple[Path, Record]],
     length: int,
 ) -> Floats:
     """Return the values of a response, put together from the parts of context-parallel ranks.
     [tokens]
     """
-    size = max(int(one.get("cp_size") or 1) for _, one, _ in slices)
+    size = max(int(one.get("cp_size") or 1) for _, one in slices)
     if size > _MOST_RANKS:
         raise DumpError(f"{place}: has a `cp_size` of {size}; expected at most {_MOST_RANKS}.")
     whole = np.full(length, np.nan)
     ranks = set()
-    for path, one, part in slices:
+    for path, one in slices:
+        part = _numbers(one[column])
         rank = int(one.get("cp_rank") or 0)
         places = np.arange(length)
         if size > 1:

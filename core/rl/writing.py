@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import UsageError
 from ..numerics.metrics import Summary
 from ..numerics.top_tokens import summary_of_counts
-from ..progress import STORING, Progress, no_progress
+from ..progress import STORING, Progress
 from ..runs.figures import Figures
 from ..runs.file.records import FIGURES, MAX_LISTED_ROWS, Prompt, Provenance, RunHeader, SideHeader
 from ..runs.new_run import new_run
@@ -60,9 +60,9 @@ def write_tokens(
     origin: Provenance,
     judge: Callable[[TokenPair], Verdict],
     *,
-    run_id: str | None = None,
-    on_progress: Progress = no_progress,
-    texts_of: TextsOf | None = None,
+    run_id: str | None,
+    on_progress: Progress,
+    texts_of: TextsOf | None,
 ) -> str:
     """Store the files as a run; it appears when it is whole. -> its id.
 
@@ -112,8 +112,11 @@ def write_tokens(
         verdict = judge(TokenPair(positions, summary, own.get("k3"), constants, sample))
         insert_pair(database, 0, summary, verdict)
         insert_evidence(database, 0, np.empty((0, 2), np.int32), verdict.evidence, verdict.floors)
-        texts_of_contents = list(map(json.dumps, contents.values()))
-        MISMATCH.insert(database, name=list(contents), content=texts_of_contents)
+        MISMATCH.insert(
+            database,
+            name=list(contents),
+            content=list(map(json.dumps, contents.values())),
+        )
         on_progress(STORING, positions, positions)
     return database.path.stem
 

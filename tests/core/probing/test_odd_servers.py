@@ -20,18 +20,19 @@ from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
 
 
-def probed(
-    address,
-    tests="rerun",
-    prompts=("Hello",),
-    **more,
-):
+def probed(address, tests="rerun", **more):
     names, load = parsed_tests(tests)
     client = Client(address, **more)
     try:
-        return Probe(Plan(prompts, names, load, 3, 3), [find_server(client)]).run()
+        return Probe(Plan(("Hello",), names, load, 3, 3), [find_server(client)]).run()
     finally:
         client.close()
+
+
+def answers_of(*acts, tests="rerun"):
+    """What a probe of a server that behaves so finds."""
+    with odd.serving(*acts) as (address, _):
+        return probed(address, tests)
 
 
 TWO = ("--prompt", "one", "--prompt", "two", "--tests", "rerun")
@@ -68,12 +69,9 @@ def verdicts_of(found):
         (odd.busy, "the server answers 429: slow down"),
     ],
 )
-def test_each_misbehaviour_is_one_sentence(act, sentence, monkeypatch):
-    with (
-        odd.serving(odd.good, act) as (address, _),
-        pytest.raises(ProbeError, match=sentence) as raised,
-    ):
-        probed(address)
+def test_each_misbehaviour_is_one_sentence(act, sentence):
+    with pytest.raises(ProbeError, match=sentence) as raised:
+        answers_of(odd.good, act)
     assert "\n" not in str(raised.value)
     assert "\x1b" not in str(raised.value)
 
@@ -90,11 +88,8 @@ def test_what_a_server_says_of_itself_may_have_any_form(models, monkeypatch):
 
 def test_an_endless_answer_is_ended(monkeypatch):
     monkeypatch.setattr(clients, "MOST_BYTES", 1 << 20)
-    with (
-        odd.serving(odd.good, odd.endless) as (address, _),
-        pytest.raises(ProbeError, match="more than 1,048,576 bytes"),
-    ):
-        probed(address)
+    with pytest.raises(ProbeError, match="more than 1,048,576 bytes"):
+        answers_of(odd.good, odd.endless)
 
 
 def test_what_a_server_puts_off_is_asked_again():
@@ -116,11 +111,9 @@ def test_a_server_that_is_not_there_is_one_sentence():
 
 
 def test_an_answer_that_changes_is_nondeterministic_and_a_steady_one_is_not():
-    with odd.serving(odd.good) as (address, _):
-        steady = probed(address, "rerun,warm")
+    steady = answers_of(odd.good, tests="rerun,warm")
     assert verdicts_of(steady) == dict.fromkeys(("cold again", "warm", "warm again"), "identical")
-    with odd.serving(odd.good, odd.good, odd.moved) as (address, _):
-        changing = probed(address, "rerun,warm")
+    changing = answers_of(odd.good, odd.good, odd.moved, tests="rerun,warm")
     assert set(verdicts_of(changing).values()) == {"nondeterministic"}
 
 
@@ -133,9 +126,7 @@ def test_an_answer_that_cannot_be_compared_does_not_take_the_others_with_it(cli,
 
 
 def test_placeholders_are_never_called_identical():
-    with odd.serving(odd.speculative) as (address, _):
-        found = probed(address, "rerun,warm,load:2")
-    judged = judged_of(found)
+    judged = judged_of(answers_of(odd.speculative, tests="rerun,warm,load:2"))
     assert {one.name for one in judged} == {"invalid dump"}
     assert all(one.because.startswith("Placeholders at 2 of 3 tokens of 'cold'") for one in judged)
 

@@ -359,7 +359,7 @@ def test_fifty_rounds_of_a_sound_server(llama, monkeypatch, is_busy):
         with ThreadPoolExecutor(3) as others:
             for each in range(150 * is_busy):
                 prompt = "The quick brown fox. " * (1 + (each + number) % 9)
-                others.submit(server.ask, Ask(prompt, 24, 1, "warm"))
+                others.submit(server.ask, Ask(prompt, 24, 1, is_warm=True))
             found = judged(llama, (text[number : number + 120],))
             others.shutdown(cancel_futures=True)
         results += [each.result for each in found.values()]

@@ -56,7 +56,7 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
             for number in range(500):  # of other lengths, with answers of 24 tokens
                 others.submit(
                     server.ask,
-                    Ask("The quick brown fox. " * (1 + number % 9), 24, 1, "warm"),
+                    Ask("The quick brown fox. " * (1 + number % 9), 24, 1, is_warm=True),
                 )
             code, rounds = watched(2, "--webhook", hook)
             others.shutdown(cancel_futures=True)

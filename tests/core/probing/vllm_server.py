@@ -68,16 +68,14 @@ def vllm(model, log, dtype="bfloat16", fault=None):
         str(port),
         "--dtype",
         dtype,
-    ]
-    command += [
         "--max-model-len",
         "512",
         "--enforce-eager",
         "--max-logprobs",
         "-1",
         "--enable-prefix-caching",
+        "--enable-prompt-tokens-details",
     ]
-    command += ["--enable-prompt-tokens-details"]
     more = {
         "VLLM_CPU_KVCACHE_SPACE": "1",
         "VLLM_CPU_OMP_THREADS_BIND": "nobind",

@@ -83,6 +83,11 @@ def compare(reference, variant):
     return compare_sides(*align([reference, variant]))
 
 
+def pair_of(one, other):
+    """The pair of two responses."""
+    return compare(side("A", one), side("B", other))
+
+
 def store_run(store, name, *sides, **more):
     """A run of these sides, judged as uploads are; -> its id"""
     lined = align(sides)

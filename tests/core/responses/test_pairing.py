@@ -13,7 +13,15 @@ from core.responses.files import sides_of
 from core.responses.pairing import pairs_of
 from core.responses.records import Response, ResponseSide, TopTokenRow, compress_rows
 from core.verdict import IDENTICAL, UNDECIDED
-from tests.core.responses.made_sides import compare, engine_side, response, run_of, side, store_run
+from tests.core.responses.made_sides import (
+    compare,
+    engine_side,
+    pair_of,
+    response,
+    run_of,
+    side,
+    store_run,
+)
 
 # sent without a value of its own
 NONE = math.nan
@@ -33,9 +41,9 @@ def test_a_row_is_compared_while_both_have_read_the_same_tokens():
         2: {1: -0.5, 8: -0.75},
         3: {9: -0.2, 2: -4.0},
     }
-    pair = compare(
-        side("A", response([5, 6, 7, 8, 9], rows, prompt=2)),
-        side("B", response([5, 6, 7, 1, 9], other, prompt=2)),
+    pair = pair_of(
+        response([5, 6, 7, 8, 9], rows, prompt=2),
+        response([5, 6, 7, 1, 9], other, prompt=2),
     )
     assert pair.positions.tolist() == [1, 2]
     assert pair.figures.is_flip.tolist() == [False, True]
@@ -55,32 +63,23 @@ def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all()
         2: {8: -0.5},
         3: {9: -0.1},
     }
-    reference = side("A", response(tokens, rows))
-    later = side(
-        "B",
-        response(tokens, rows | {2: {8: -0.75}, 3: {9: -0.2}}),
-    )
-    earlier = side(
-        "B",
-        response(tokens, rows | {0: {6: -0.2}, 3: {9: -0.2}}),
-    )
-    assert "the first at position 2" in compare(reference, later).in_words
-    assert "first" not in compare(reference, earlier).in_words
+    reference = response(tokens, rows)
+    later = response(tokens, rows | {2: {8: -0.75}, 3: {9: -0.2}})
+    earlier = response(tokens, rows | {0: {6: -0.2}, 3: {9: -0.2}})
+    assert "the first at position 2" in pair_of(reference, later).in_words
+    assert "first" not in pair_of(reference, earlier).in_words
 
 
 def test_another_prompt_is_said_and_not_compared():
     rows = {0: {6: -0.1, 1: -3.0}, 1: {7: -0.1, 1: -3.0}}
-    pair = compare(
-        side("A", response([5, 6, 7], rows, prompt=2)),
-        side("B", response([5, 4, 7], rows, prompt=2)),
-    )
+    pair = pair_of(response([5, 6, 7], rows, prompt=2), response([5, 4, 7], rows, prompt=2))
     assert pair.positions.tolist() == [0]
     assert pair.meetings[0].is_parting_in_prompt
     assert any("inputs differ" in note for note in pair.notes)
     with pytest.raises(DumpError, match="no position with equal tokens"):
-        compare(
-            side("A", response([5, 6, 7], {1: rows[1]}, prompt=2)),
-            side("B", response([9, 6, 7], {1: rows[1]}, prompt=2)),
+        pair_of(
+            response([5, 6, 7], {1: rows[1]}, prompt=2),
+            response([9, 6, 7], {1: rows[1]}, prompt=2),
         )
 
 
@@ -94,10 +93,10 @@ def test_a_response_without_its_prompt_begins_where_the_other_generates():
         1: first,
         2: {8: -0.5, 1: -1.0},
     }
-    known = side("A", response([5, 6, 7, 8], rows, prompt=2))
+    known = response([5, 6, 7, 8], rows, prompt=2)
     rows = {0: first, 1: {8: -0.25, 1: -1.5}}
-    bare = side("B", response([-1, 7, 8], rows, prompt=1, start_known=False))
-    for pair in (compare(known, bare), compare(bare, known)):
+    bare = response([-1, 7, 8], rows, prompt=1, start_known=False)
+    for pair in (pair_of(known, bare), pair_of(bare, known)):
         assert pair.positions.tolist() == [1, 2]
         assert pair.figures.neq.tolist() == [0, 2]
         assert any("taken for equal" in note for note in pair.notes)
@@ -115,13 +114,13 @@ def test_texts_join_where_one_side_has_no_ids():
         texts={0: " seven", 1: " one"},
         keys="text",
     )
-    pair = compare(side("ids", ids), side("texts", texts))
+    pair = pair_of(ids, texts)
     assert pair.figures.common.tolist() == [2]
     assert pair.figures.neq.tolist() == [2]
     assert not pair.figures.is_flip.any()
     assert pair.texts[int(pair.figures.reference_token[0])] == " seven"
     twice = replace(ids, texts={7: "same", 1: "same"})
-    pair = compare(side("ids", twice), side("texts", texts))
+    pair = pair_of(twice, texts)
     assert pair.sent == 1
     assert pair.compared == 0
     assert pair.common_values == 0
@@ -138,7 +137,7 @@ def test_tokens_of_one_text_cost_their_row_alone():
         texts={0: "\ufffd", 1: "b"},
         keys="text",
     )
-    pair = compare(side("ids", ids), side("texts", texts))
+    pair = pair_of(ids, texts)
     assert pair.sent == 2
     assert pair.compared == 1
     assert pair.figures.common.tolist() == [0, 2]
@@ -154,7 +153,7 @@ def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_genera
         {at + 1: row for at, row in rows.items()},
         prompt=4,
     )
-    pair = compare(side("A", one), side("B", other))
+    pair = pair_of(one, other)
     assert len(pair.positions) == 2
     assert pair.differing == 0
     assert any("inputs differ" in note for note in pair.notes)

@@ -20,7 +20,7 @@ from core.responses.formats import read_payload, read_responses
 from core.responses.pairing import pairs_of
 from core.responses.records import ResponseSide
 from core.verdict import IDENTICAL, UNDECIDED
-from tests.core.responses.made_sides import by_text, compare, row_of, sent
+from tests.core.responses.made_sides import by_text, pair_of, row_of, sent
 
 PAYLOADS = Path(__file__).with_name("payloads")
 
@@ -28,14 +28,6 @@ PAYLOADS = Path(__file__).with_name("payloads")
 def one(payload, request=None):
     (found,) = read_payload(payload, "here", request)
     return found
-
-
-def side(response, name="A"):
-    return ResponseSide(name, (response,))
-
-
-def compare_with_itself(response):
-    return compare(side(response), side(response, "B"))
 
 
 def test_a_real_answer_of_llama_cpp_chat():
@@ -86,7 +78,7 @@ def test_a_real_answer_of_vllm_with_prompt_logprobs():
 def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent():
     for path in PAYLOADS.glob("*.json"):
         (found,) = read_responses(path)
-        pair = compare_with_itself(found)
+        pair = pair_of(found, found)
         assert len(pair.positions) == len(found.rows)
         assert pair.differing == 0
 
@@ -397,7 +389,7 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list():
     np.testing.assert_array_equal(found.rows.chosen, [none, -1.2, none, none])
     assert by_text(found, 1) == {"\ufffd": -1.1, "c": -1.5}
     assert [found.texts[token] for token in found.tokens[1:]] == texts
-    pair = compare_with_itself(found)
+    pair = pair_of(found, found)
     assert len(pair.positions) == 4
     assert pair.differing == 0
     assert pair.common_values == 9
@@ -533,7 +525,7 @@ def spelled_answer(of_list, of_chosen):
 def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen):
     found = one(spelled_answer(spelled, of_chosen))
     plain = one(spelled_answer(str, str))
-    pair = compare(side(plain), side(found, "B"))
+    pair = pair_of(plain, found)
     assert (pair.common_values, pair.differing, pair.flips, pair.placeholders) == (8, 0, 0, ())
 
 
@@ -585,7 +577,7 @@ def test_a_row_that_one_side_lacks_is_counted_once():
     rows = [(f" {row}", -0.5, {f" {row}": -0.5, " c": -1.5}) for row in range(10)]
     whole, kept = (one(completions(*zip(*rows[:count], strict=True))) for count in (10, 3))
     kept = replace(kept, settings={"tokens_without_row": "7"})
-    pair = compare(side(whole), side(kept, "B"))
+    pair = pair_of(whole, kept)
     assert (pair.compared, pair.sent) == (3, 10)
 
 

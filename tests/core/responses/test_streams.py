@@ -104,6 +104,11 @@ def read(folder, content, name="answer.txt"):
     return read_responses(path)
 
 
+def refused(folder, content, sentence):
+    with pytest.raises(DumpError, match=sentence):
+        read(folder, content)
+
+
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", STREAMS)
 def test_a_stream_is_one_answer(tmp_path, name, form):
@@ -130,8 +135,7 @@ def test_a_part_of_a_stream_of_sglang_is_refused(tmp_path):
         "finish_reason": None,
         "output_token_logprobs": [[-0.5, 4, "a"]],
     }
-    with pytest.raises(DumpError, match="without `stream`"):
-        read(tmp_path, json.dumps({"text": "a", "meta_info": meta}))
+    refused(tmp_path, json.dumps({"text": "a", "meta_info": meta}), "without `stream`")
 
 
 def test_choices_of_one_stream_are_answers_of_their_own(tmp_path):
@@ -154,11 +158,8 @@ def test_whole_answers_with_one_id_stay_apart(tmp_path):
 
 
 def test_an_error_in_a_stream_is_reported(tmp_path):
-    with pytest.raises(DumpError, match="out of memory"):
-        read(
-            tmp_path,
-            as_events([STREAMS["chat"][1], {"error": {"message": "out of memory"}}]),
-        )
+    chunks = [STREAMS["chat"][1], {"error": {"message": "out of memory"}}]
+    refused(tmp_path, as_events(chunks), "out of memory")
 
 
 def zstd(data):
@@ -201,14 +202,12 @@ def test_what_wraps_an_answer_is_taken_off(tmp_path, wrapping, indent):
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, content, sentence):
-    with pytest.raises(DumpError, match=sentence):
-        read(tmp_path, content)
+    refused(tmp_path, content, sentence)
 
 
 def test_a_compressed_file_may_not_grow_without_end(tmp_path, monkeypatch):
     monkeypatch.setattr(bounded_json, "MAX_FILE_BYTES", 1 << 20)
-    with pytest.raises(DumpError, match="more than 1,048,576 bytes"):
-        read(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)))
+    refused(tmp_path, gzip.compress(b"[" + b" " * (8 << 20)), "more than 1,048,576 bytes")
 
 
 def batch_line(name, body, status=200, error=None):
@@ -259,8 +258,7 @@ def test_failed_requests_of_a_batch_are_named_and_left_out(tmp_path):
     (warning,) = response.warnings
     for reason in ("'b' failed: too long", "'c' failed: busy", "'d' failed: "):
         assert reason in warning
-    with pytest.raises(DumpError, match="'b' failed: too long"):
-        read(tmp_path, json.dumps(too_long))
+    refused(tmp_path, json.dumps(too_long), "'b' failed: too long")
 
 
 def test_requests_of_a_batch_are_no_answers(tmp_path):
@@ -270,8 +268,7 @@ def test_requests_of_a_batch_are_no_answers(tmp_path):
         "url": "/v1/completions",
         "body": {},
     }
-    with pytest.raises(DumpError, match="output file"):
-        read(tmp_path, json.dumps(request))
+    refused(tmp_path, json.dumps(request), "output file")
 
 
 def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path):
@@ -304,15 +301,16 @@ def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path):
     [{"error": "no memory"}, {"object": "error", "message": "no memory"}],
 )
 def test_only_an_error_that_says_something_is_one(tmp_path, failure):
-    with pytest.raises(DumpError, match="answered with an error: no memory"):
-        read(tmp_path, json.dumps(failure))
-    with pytest.raises(DumpError, match="no response that is known"):
-        read(tmp_path, json.dumps({"error": None}))
+    refused(tmp_path, json.dumps(failure), "answered with an error: no memory")
+    refused(tmp_path, json.dumps({"error": None}), "no response that is known")
 
 
 def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path):
-    with pytest.raises(DumpError, match="without log-probabilities"):
-        read(tmp_path, json.dumps({"model": "m", "response": "Two", "done": True}))
+    refused(
+        tmp_path,
+        json.dumps({"model": "m", "response": "Two", "done": True}),
+        "without log-probabilities",
+    )
 
 
 def test_batches_without_a_common_custom_id_are_joined_in_order_and_say_so(tmp_path):

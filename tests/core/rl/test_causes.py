@@ -96,19 +96,6 @@ PLANTED = [
     ),
     ("log2", "other units", "rollout", lambda v, g: v / np.log(2)),
     ("log10 of the trainer", "other units", "trainer", lambda v, g: v / np.log(10)),
-    ("running sum", "other units", "rollout", lambda v, g: v.cumsum(axis=1)),
-    (
-        "sum at each token",
-        "other units",
-        "rollout",
-        lambda v, g: v.sum(axis=1, keepdims=True) + 0 * v,
-    ),
-    (
-        "mean at each token",
-        "other units",
-        "trainer",
-        lambda v, g: v.mean(axis=1, keepdims=True) + 0 * v,
-    ),
     ("a constant", "other units", "trainer", lambda v, g: v - 4.5),
     (
         "shift of a quarter",
@@ -183,12 +170,13 @@ def test_values_of_other_kinds_and_places_are_named(expected, side, change):
         ("the running sum of", lambda v: v.cumsum(axis=1)),
         ("the running mean of", lambda v: v.cumsum(axis=1) / np.arange(1, 33)),
         ("the sum over the response of", lambda v: v.sum(axis=1, keepdims=True) + 0 * v),
+        ("the mean over the response of", lambda v: v.mean(axis=1, keepdims=True) + 0 * v),
     ],
 )
 def test_sums_and_means_are_told_apart_on_either_side(words, change, side):
     other = "trainer" if side == "rollout" else "rollout"
     (cause,) = explain_tokens(with_side(side, lambda v, g: change(v)))
-    assert cause.says == f"'{side}' is {words} '{other}'."
+    assert (cause.name, cause.says) == ("other units", f"'{side}' is {words} '{other}'.")
 
 
 @pytest.mark.parametrize("offset", [1.0, 2.0])

@@ -28,10 +28,9 @@ SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
 MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 
 
-def read(tmp_path, files):
-    """Tokens and sequences of the run that files become."""
-    store = Store(tmp_path / "runs")
-    with ingested(store, *files) as run:
+def read(tmp_path, *files):
+    """Tokens and sequences of the run that files become; those of CASES by their names."""
+    with ingested(Store(tmp_path / "runs"), *[CASES / each for each in files]) as run:
         assert run.has_rollouts
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
@@ -55,7 +54,7 @@ def read(tmp_path, files):
     ],
 )
 def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
-    tokens, sequences, summary = read(tmp_path, [CASES / each for each in files])
+    tokens, sequences, summary = read(tmp_path, *files)
     assert sequences["name"].tolist() == names
     assert set(sequences["step"]) == {step}
     trained = 0
@@ -75,7 +74,7 @@ def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
 
 
 def test_what_else_the_frameworks_say_of_tokens_and_sequences(tmp_path):
-    tokens, sequences, _ = read(tmp_path / "slime", [CASES / each for each in SLIME])
+    tokens, sequences, _ = read(tmp_path / "slime", *SLIME)
     assert sequences["reward"].tolist() == [0.0, 1.0, 2.0]
     assert sequences["stop_reason"].tolist() == ["truncated", "completed", "completed"]
     assert sequences["weight_version"].tolist() == ["3", "3,4", "3,4"]
@@ -86,7 +85,7 @@ def test_what_else_the_frameworks_say_of_tokens_and_sequences(tmp_path):
         -EXPECTED["trainer1"].astype(float),
     )
     assert rows["advantage"].tolist() == (mask * 0.5).tolist()
-    _, sequences, _ = read(tmp_path / "prime", [CASES / each for each in PRIME])
+    _, sequences, _ = read(tmp_path / "prime", *PRIME)
     assert set(sequences["environment"]) == {"gsm8k"}
 
 
@@ -102,7 +101,7 @@ def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
         whole = torch.ones_like(samples[1]["loss_masks"])
         samples[1].update(loss_masks=whole, weight_versions=["7", "8"], truncated=0)
 
-    tokens, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    tokens, sequences, _ = read(tmp_path, altered(tmp_path, change))
     versions = tokens[tokens["prompt"] == 0]["token_version"].fillna(-1)
     assert versions.tolist() == [7, 7, -1, -1, 8, 8, 8, -1, 8, 8, 8, 8]
     assert tokens[tokens["prompt"] == 1]["token_version"].isna().all()
@@ -116,7 +115,7 @@ def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     for row, name in zip(rows, ("math", "code", "math"), strict=True):
         row["agent_ref"] = [{"type": "responses_api_agents", "name": name}]
     path = write_lines(tmp_path / "train_data_step6.jsonl", rows)
-    assert read(tmp_path, [path])[1]["environment"].tolist() == ["math", "code", "math"]
+    assert read(tmp_path, path)[1]["environment"].tolist() == ["math", "code", "math"]
 
 
 def row(**more):
@@ -151,7 +150,7 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
         pq.write_table(pa.Table.from_pylist(rows), path)
     else:
         write_lines(path, rows)
-    tokens, sequences, summary = read(tmp_path, [path])
+    tokens, sequences, summary = read(tmp_path, path)
     assert tokens["token_id"].tolist() == [6, 7, 5, 6, 7]
     assert tokens["is_trained"].tolist() == [True, True, True, False, True]
     assert tokens["entropy"].fillna(-1).tolist() == [0.25, -1, 0.1, 0.2, 0.3]
@@ -162,8 +161,9 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
     assert summary.neq == 1
 
 
-def altered(target, change):
+def altered(folder, change):
     """A copy of slime's train data with a changed sample."""
+    target = folder / "a.pt"
     content = torch.load(CASES / SLIME[1], weights_only=True)
     change(content["samples"])
     torch.save(content, target)
@@ -181,7 +181,7 @@ def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_maske
         samples[0]["log_probs"][3] = value
         samples[0]["loss_masks"][3] = is_trained
 
-    tokens, _, summary = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    tokens, _, summary = read(tmp_path, altered(tmp_path, change))
     trained = sum(int(EXPECTED[f"mask{prompt}"].sum()) for prompt in range(3))
     assert summary.finite == trained - 1
     assert np.isnan(tokens["variant"].iloc[3])
@@ -210,7 +210,7 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
     mask = torch.ones(12, 32, dtype=torch.int64)
     mask[3, 20:] = mask[5] = 0
     save(tmp_path / name, {**dict(zip(keys, sides, strict=True)), "response_mask": mask})
-    tokens, sequences, summary = read(tmp_path, [tmp_path / name])
+    tokens, sequences, summary = read(tmp_path, tmp_path / name)
     assert len(sequences) == 11
     assert summary.finite == int(mask.sum())
     for column, side in zip(("reference", "variant"), sides, strict=True):
@@ -228,7 +228,7 @@ def batch(**changes):
 def test_one_response_is_one_array_of_its_tokens(tmp_path):
     arrays = {name: array[1] for name, array in batch().items()}
     torch.save(arrays, tmp_path / "a.pt")
-    tokens, sequences, _ = read(tmp_path, [tmp_path / "a.pt"])
+    tokens, sequences, _ = read(tmp_path, tmp_path / "a.pt")
     assert len(sequences) == 1
     assert tokens["variant"].tolist() == arrays["old_log_probs"].double().tolist()
 
@@ -239,7 +239,7 @@ def test_a_masked_token_needs_no_id_and_entropies_are_read(tmp_path):
     arrays["responses"] = torch.where(mask, 7, -100)
     arrays["entropys"] = torch.rand(12, 32)
     torch.save(arrays, tmp_path / "a.pt")
-    tokens, _, _ = read(tmp_path, [tmp_path / "a.pt"])
+    tokens, _, _ = read(tmp_path, tmp_path / "a.pt")
     assert set(tokens["token_id"]) == {7}
     assert tokens["entropy"].tolist() == arrays["entropys"][mask].double().tolist()
 
@@ -248,7 +248,7 @@ def test_a_masked_token_needs_no_id_and_entropies_are_read(tmp_path):
 def test_a_masked_token_of_a_row_needs_no_id(mask, tmp_path):
     ids = [5 if of_loss else -100 for of_loss in mask]
     path = write_lines(tmp_path / "a.jsonl", [row(token_ids=ids, mask=mask), row()])
-    tokens, _, summary = read(tmp_path, [path])
+    tokens, _, summary = read(tmp_path, path)
     assert summary.finite == 5
     assert tokens["token_id"].min() >= 0
 
@@ -265,14 +265,14 @@ def test_a_masked_token_of_a_row_needs_no_id(mask, tmp_path):
 )
 def test_arrays_that_do_not_fit_are_one_sentence_and_store_nothing(changes, says, store, tmp_path):
     torch.save(batch(**changes), tmp_path / "a.pt")
-    refused(store, [tmp_path / "a.pt"], says)
+    refused(store, says, tmp_path / "a.pt")
 
 
 def test_a_tensor_of_a_graph_is_read(tmp_path):
     def change(samples):
         samples[0]["log_probs"] = samples[0]["log_probs"].requires_grad_()
 
-    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    _, sequences, _ = read(tmp_path, altered(tmp_path, change))
     assert len(sequences) == 3
 
 
@@ -281,7 +281,7 @@ def test_a_tensor_of_a_graph_is_read(tmp_path):
     [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])],
 )
 def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
-    _, sequences, _ = read(tmp_path, [CASES / each for each in files])
+    _, sequences, _ = read(tmp_path, *files)
     assert [json.loads(each)["rank"] for each in sequences["sampling"]] == ranks
 
 
@@ -291,7 +291,7 @@ def test_half_a_character_of_a_text_refuses_no_file(tmp_path):
         for text in ("plain", "\ud800", "\udc00x")
     ]
     path = write_lines(tmp_path / "rows.jsonl", rows)
-    _, sequences, _ = read(tmp_path, [path])
+    _, sequences, _ = read(tmp_path, path)
     assert sequences["environment"].tolist() == ["plain", r"\ud800", r"\udc00x"]
 
 
@@ -302,7 +302,7 @@ def test_a_response_of_no_tokens_is_left_out(tmp_path):
                 samples[0][name] = value[:0]
         samples[0]["response_lengths"] = 0
 
-    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    _, sequences, _ = read(tmp_path, altered(tmp_path, change))
     assert sequences["name"].tolist() == ["11", "12"]
 
 
@@ -329,7 +329,7 @@ def test_experts_in_the_files_of_slime_and_miles_are_those_of_the_tokens(write, 
             sample["rollout_routed_experts"] = write(EXPERTS[:rows])
         samples[1]["rollout_routed_experts"] = write(EXPERTS[: rows + 3])
 
-    _, sequences, _ = read(tmp_path, [altered(tmp_path / "a.pt", change)])
+    _, sequences, _ = read(tmp_path, altered(tmp_path, change))
     first, second, third = experts_of(sequences)
     np.testing.assert_array_equal(first, EXPERTS[: len(first)])
     np.testing.assert_array_equal(third, EXPERTS[: len(third)])
@@ -341,7 +341,7 @@ def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
     rows = read_lines(CASES / NEMO[0])
     for each in rows:
         each["routed_experts"] = [EXPERTS[: len(each["token_ids"][0])].tolist()]
-    _, sequences, _ = read(tmp_path, [write_lines(tmp_path / "train_data_step6.jsonl", rows)])
+    _, sequences, _ = read(tmp_path, write_lines(tmp_path / "train_data_step6.jsonl", rows))
     lengths = [each["input_lengths"][0] for each in rows]
     for length, experts in zip(lengths, experts_of(sequences), strict=True):
         np.testing.assert_array_equal(experts, EXPERTS[:length])
@@ -361,7 +361,7 @@ def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
 
 def test_masked_tokens_before_the_response_follow_the_prompt(tmp_path):
     rows = [row(mask=[0, 1, 1], prompt_token_ids=[1, 2]), row(mask=[0, 1, 1]), row()]
-    _, sequences, _ = read(tmp_path, [write_lines(tmp_path / "a.jsonl", rows)])
+    _, sequences, _ = read(tmp_path, write_lines(tmp_path / "a.jsonl", rows))
     assert sequences["prompt_token_ids"].fillna("").tolist() == ["[1,2,5]", "[5]", ""]
 
 
@@ -385,49 +385,38 @@ class Anything:
     ],
 )
 def test_a_bad_sample_is_one_sentence_and_stores_nothing(change, says, store, tmp_path):
-    refused(store, [altered(tmp_path / "a.pt", change)], says)
+    refused(store, says, altered(tmp_path, change))
 
 
 @pytest.mark.parametrize(
-    ("rows", "says"),
+    ("source", "says"),
     [
-        ([row(mask=[1, 1])], "row 1: `mask` and `token_ids` have other lengths"),
-        ([row(mask=[0, 0, 0])], "every token is masked out"),
-        ([{"token_ids": [1, 2], "logprobs": [-1, -1]}], "expected two files"),
-    ],
-)
-def test_bad_rows_are_one_sentence_and_store_nothing(rows, says, store, tmp_path):
-    refused(store, [write_lines(tmp_path / "a.jsonl", rows)], says)
-
-
-@pytest.mark.parametrize(
-    ("file", "says"),
-    [
+        (row(mask=[1, 1]), "row 1: `mask` and `token_ids` have other lengths"),
+        (row(mask=[0, 0, 0]), "every token is masked out"),
+        ({"token_ids": [1, 2], "logprobs": [-1, -1]}, "expected two files"),
         ("train_data_step7.jsonl", "every `prev_logprobs` is 0"),
         (MILES[1], "the file of context-parallel rank 0 of 2 is missing"),
         (SLIME[0], "no sample has `log_probs`"),
     ],
 )
-def test_a_file_without_its_values_is_one_sentence_and_stores_nothing(file, says, store):
-    refused(store, [CASES / file], says)
+def test_a_bad_row_or_file_is_one_sentence_and_stores_nothing(source, says, store, tmp_path):
+    is_row = isinstance(source, dict)
+    path = write_lines(tmp_path / "a.jsonl", [source]) if is_row else CASES / source
+    refused(store, says, path)
 
 
 def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_path):
     prime = CASES / PRIME[0]
     cut = tmp_path / "rank_0.jsonl"
     cut.write_bytes(prime.read_bytes()[:-700])
-    refused(store, [cut], "rank_0.jsonl: cannot be read as rows of tokens")
-    refused(store, [prime, shutil.copy(prime, tmp_path / "rank_9.jsonl")], "occurs twice")
+    refused(store, "rank_0.jsonl: cannot be read as rows of tokens", cut)
+    refused(store, "occurs twice", prime, shutil.copy(prime, tmp_path / "rank_9.jsonl"))
     # the last 9 tokens of 12
-    moved = altered(
-        tmp_path / "a.pt",
-        lambda s: s[0]["tokens"][-9:].add_(1),
-    )
-    says = "has other tokens than in 2.pt from token 3 on"
-    refused(store, [CASES / SLIME[0], moved], says)
+    moved = altered(tmp_path, lambda s: s[0]["tokens"][-9:].add_(1))
+    refused(store, "has other tokens than in 2.pt from token 3 on", CASES / SLIME[0], moved)
 
 
-def refused(store, files, says):
+def refused(store, says, *files):
     with pytest.raises(DumpError, match=says) as error:
         ingest(store, files)
     assert "\n" not in str(error.value)

@@ -11,6 +11,7 @@ from core.errors import UsageError
 from core.rl import queries as rl
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
+from tests.json_lines import write_lines
 from tests.places import ROOT
 
 LENGTHS = [20, 20, 20, 40, 29]
@@ -32,6 +33,10 @@ def made(tmp_path_factory):
     pq.write_table(pa.Table.from_pylist(rows), folder / "a.parquet")
     with ingested(Store(folder / "runs"), folder / "a.parquet") as run:
         yield run, sides["trainer"] - sides["rollout"]
+
+
+def values_of(run, framework="ulpscope"):
+    return {row["name"]: row["value"] for row in rl.figures_of(run, framework)}
 
 
 def test_figures_are_compared_with_what_frameworks_call_normal(made):
@@ -58,13 +63,7 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
-        "half": int(
-            np.searchsorted(
-                np.cumsum(k3),
-                k3.sum() / 2,
-            )
-        )
-        + 1,
+        "half": np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1,
         "masked": 0,
         "missing": 0,
     }
@@ -89,7 +88,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     }
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     with ingested(store, tmp_path / "a.parquet") as run:
-        values = {row["name"]: row["value"] for row in rl.figures_of(run)}
+        values = values_of(run)
         half = rl.summary(run, "tokens")["half"]
     for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
         assert values[name] == pytest.approx(
@@ -112,28 +111,19 @@ RAGGED = json.loads(
 def ragged(tmp_path_factory):
     """A run of responses that are partly empty or masked out, with outliers."""
     folder = tmp_path_factory.mktemp("ragged")
-    sides = zip(
-        RAGGED["rollout"],
-        RAGGED["trainer"],
-        RAGGED["mask"],
-        strict=True,
-    )
-    with (folder / "a.jsonl").open("w") as file:
-        for one, other, mask in sides:
-            row = {
-                "token_ids": [0] * 12,
-                "rollout": one,
-                "trainer": other,
-                "mask": mask,
-            }
-            file.write(json.dumps(row) + "\n")
-    with ingested(Store(folder / "runs"), folder / "a.jsonl") as run:
+    names = ("rollout", "trainer", "mask")
+    rows = [
+        {"token_ids": [0] * 12, **dict(zip(names, values, strict=True))}
+        for values in zip(*map(RAGGED.get, names), strict=True)
+    ]
+    path = write_lines(folder / "a.jsonl", rows)
+    with ingested(Store(folder / "runs"), path) as run:
         yield run
 
 
 @pytest.mark.parametrize("framework", RAGGED["expected"])
 def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(framework, ragged):
-    values = {row["name"]: row["value"] for row in rl.figures_of(ragged, framework)}
+    values = values_of(ragged, framework)
     # verl divides by the number of tokens + 1e-8, and by the mean weight + 1e-8, squared.
     assert values == pytest.approx(RAGGED["expected"][framework], rel=3e-8, abs=1e-8)
     assert (
@@ -144,7 +134,7 @@ def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(f
 
 def test_nemo_rl_does_not_clamp_and_what_is_in_no_figure_is_said(ragged):
     r = (np.array(RAGGED["trainer"]) - RAGGED["rollout"])[np.array(RAGGED["mask"], bool)]
-    values = {row["name"]: row["value"] for row in rl.figures_of(ragged, "nemo-rl")}
+    values = values_of(ragged, "nemo-rl")
     assert values["sampling_importance_ratio"] == pytest.approx(np.exp(r).mean(), rel=1e-12)
     assert "3 responses without a token of the loss: in no figure." in rl.sentence(
         rl.mismatch_json(ragged),

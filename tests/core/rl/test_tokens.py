@@ -27,6 +27,7 @@ from core.runs.reports.report_json import report_of_run
 from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
+from tests.core.rl.test_formats import refused
 from tests.core.runs.made_runs import ingested, opened
 from tests.json_lines import write_lines
 from tests.places import ROOT
@@ -72,22 +73,20 @@ def in_python(store, rows):
         responses = []
         for row in rows:
             listed = []
-            for at, (token, value) in enumerate(
-                zip(
-                    row["token_ids"],
-                    row[side],
-                    strict=True,
-                )
-            ):
+            both = zip(row["token_ids"], row[side], strict=True)
+            for at, (token, value) in enumerate(both):
                 entries = () if value is None else ((token, value),)
                 listed.append(TopTokenRow(at, entries, 0, token, int(value is None)))
-            about = {
-                "start_known": False,
-                "generated_from": 0,
-                "top_logprobs": 1,
-            }
-            made = compress_rows(listed, "here")
-            responses.append(Response(FORMAT, "token_id", (), made, **about))
+            made = Response(
+                FORMAT,
+                "token_id",
+                (),
+                compress_rows(listed, "here"),
+                start_known=False,
+                generated_from=0,
+                top_logprobs=1,
+            )
+            responses.append(made)
         sides.append(ResponseSide(side, tuple(responses)))
     return write_responses(
         store,
@@ -246,16 +245,14 @@ def test_a_damaged_footer_is_a_sentence(rows, store, tmp_path):
     start = data.index(b"token_ids")  # in the schema
     data[start : start + 4] = b"\xff" * 4
     path.write_bytes(data)
-    with pytest.raises(DumpError, match="damaged or cut off"):
-        ingest(store, [path])
+    refused(store, "damaged or cut off", path)
 
 
 @pytest.mark.parametrize("form", [write_lines, parquet])
 def test_a_file_cut_in_half_is_a_sentence(form, rows, store, tmp_path):
     path = form(tmp_path / "cut.any", rows)
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
-    with pytest.raises(DumpError, match="cut off"):
-        ingest(store, [path])
+    refused(store, "cut off", path)
 
 
 @pytest.mark.parametrize(
@@ -277,8 +274,7 @@ def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, t
         write_lines(tmp_path / f"{number}.jsonl", rows)
         for number, rows in enumerate((reference, variant))
     ]
-    with pytest.raises(DumpError, match=says):
-        ingest(store, paths)
+    refused(store, says, *paths)
 
 
 def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_are_refused(
@@ -286,8 +282,7 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
     tmp_path,
 ):
     path = parquet(tmp_path / "tokens.parquet", [{"token_ids": [1], "reference": [-1.0]}])
-    with pytest.raises(DumpError, match="lacks a column"):
-        ingest(store, [path])
+    refused(store, "lacks a column", path)
     with pytest.raises(UsageError, match="whole rows"):
         ingest(store, [path], holds="logits")
 
