@@ -62,7 +62,7 @@ if unread and not view.is_list:
         f" side's {STORED_RANKS} stored tokens, and {MOST_READ} rows of logits were read already.",
     )
 
-figures = view.figures
+figures = view.table.iloc[view.row]
 if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     first = table[table["is_flip"]].iloc[0] if count else table.iloc[0]
     st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
@@ -101,12 +101,7 @@ if decided is not None:
         texts,
         view.dtype,
     )
-    plots.draw(
-        grid,
-        key="candidates",
-        picture=exports.picture_of(view, "candidates", at_position=True),
-        of=str(view.position),
-    )
+    plots.draw(grid, "candidates", "candidates", of=str(view.position), scope="position")
     if decided.steps is not None and not len(decided.grid):
         st.caption(
             f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many"

@@ -44,7 +44,7 @@ st.dataframe(parts.table(rows), hide_index=True, key="ops_table", placeholder="â
 chart = parts.batch_chart(rows)
 if chart is not None:
     st.caption("Distance of row 0 from batch size 1, in ULPs of the dtype.")
-    plots.draw(chart, key="ops_chart", picture=exports.picture("batch-sizes", [run.header.name]))
+    plots.draw(chart, "ops_chart", exports.picture("batch-sizes", [run.header.name]))
 exports.download({"probes": parts.table(run.rows)}, "ops", "ops")
 with st.expander("Versions, settings and command"):
     about = run.header

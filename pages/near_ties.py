@@ -30,12 +30,7 @@ texts = [prompt.token_texts for prompt in view.header.prompts]
 scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
-plots.draw(
-    scatter,
-    "near_ties",
-    exports.picture_of(view, "near-ties"),
-    partial(plots.select_place, "near_ties"),
-)
+plots.draw(scatter, "near_ties", "near-ties", plots.select_place)
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 about = (
     f"Positions of {scope}, {view.header.quantity}, log scale; positions can flip only below"

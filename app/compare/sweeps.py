@@ -70,12 +70,7 @@ def draw(_: selection.View | None) -> None:
 def _choice(label: str, options: Mapping[str, str], key: str) -> str:
     """Draw a choice by words, whose value the session holds; the first if it holds none of them."""
     selection.settle(key, options)
-    return st.selectbox(
-        label,
-        options,
-        key=key,
-        format_func=options.__getitem__,
-    )
+    return str(widgets.select(label, options, key))
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
@@ -198,8 +193,8 @@ def growth(changes: Sequence[CellChange]) -> None:
         return
     lines = changes[:_MOST_LINES]
 
-    def pick() -> None:
-        place = plots.clicked_value("matrix_growth", 0)
+    def pick(key: str) -> None:
+        place = plots.clicked_value(key, 0)
         if place is not None and 0 <= place < len(lines):
             st.session_state[_PICKED] = lines[place].state.cell
 
@@ -233,7 +228,7 @@ def cell(change: CellChange) -> None:
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
     )
     with st.container(horizontal=True):
-        opening = partial(open_run, now.run_id)
+        opening = partial(selection.open_run, now.run_id)
         st.button(
             "Open the run",
             "matrix_open",
@@ -244,18 +239,14 @@ def cell(change: CellChange) -> None:
             st.button(
                 "Compare with the last good run",
                 "matrix_compare",
-                on_click=partial(opening, change.baseline.run_id),
+                on_click=partial(compare, now.run_id, change.baseline.run_id),
             )
 
 
-def open_run(run_id: str, other: str = "") -> None:
-    """Select a run and leave for its Overview, or for the tab that compares it with another one."""
+def compare(run_id: str, other: str) -> None:
+    """Select a run and leave for the tab that compares it with another one."""
     selection.new_run(run_id)
-    if other:
-        st.session_state["compare_with"] = other
-        st.session_state[COMPARE.tab.key] = SIDE_BY_SIDE.title
-    else:
-        st.session_state["opened"] = "overview"
+    st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
 
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:

@@ -56,12 +56,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
             widgets.table_texts(largest["token_id"], run),
             view.dtype,
         )
-        plots.draw(
-            figure,
-            "top_tokens",
-            exports.picture_of(view, "top-tokens", at_position=True),
-            of=str(place),
-        )
+        plots.draw(figure, "top_tokens", "top-tokens", of=str(place), scope="position")
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     columns: Record = {}

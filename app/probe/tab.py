@@ -42,7 +42,6 @@ def _form() -> None:
     except UlpscopeError as error:
         st.warning(widgets.escape(str(error)))
     is_pressed = widgets.button(
-        st.button,
         "Probe",
         "probe_start",
         type="primary",

@@ -1,6 +1,6 @@
 """The jobs of this server as a list that keeps itself up to date."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import streamlit as st
 
@@ -29,10 +29,7 @@ def running() -> None:
 
     def lines() -> None:
         for job in jobs.running():
-            st.progress(
-                job.share,
-                f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}",
-            )
+            st.progress(job.share, widgets.escape(f"{job.title}: {how_it_stands(job)}"))
 
     # run_every only while something runs: a timer of every viewer costs the server a rerun each.
     jobs = store_changes.jobs()
@@ -77,15 +74,11 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                     width="stretch",
                 )
             if job.state != "cancelling" and members.may_change():
-                act: Callable[..., None] = store_changes.cancel
-                label = "Cancel"
-                if job.is_over:
-                    label = "Dismiss"
-                    act = store_changes.forget
+                label = "Dismiss" if job.is_over else "Cancel"
                 action.button(
                     label,
                     key=f"{label.lower()}_{job.number}",
-                    on_click=act,
+                    on_click=store_changes.forget if job.is_over else store_changes.cancel,
                     args=(job.number,),
                     width="stretch",
                 )

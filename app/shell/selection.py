@@ -2,20 +2,15 @@
 values of a link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
-import streamlit as st
+from streamlit import session_state
 
+from core.numerics.arrays import DataFrame
 from core.runs.file.records import RunHeader, StoredPair
 from core.runs.reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LINKED = ("run", "variant", "prompt", "position")  # of a selection in an address
 
@@ -30,7 +25,7 @@ class View:
     pair: StoredPair
     prompt: int
     position: int
-    table: pd.DataFrame
+    table: DataFrame
 
     @property
     def first_position(self) -> int:
@@ -46,9 +41,8 @@ class View:
         """Row of `table` at the selected position, or the one before it if nothing was compared
         there.
         """
-        table = self.prompt_table
-        place = int(table["position"].searchsorted(self.position, "right"))
-        return int(table.index[max(0, place - 1)])
+        place = self.prompt_table["position"].searchsorted(self.position, "right")
+        return int(self.prompt_table.index[max(0, place - 1)])
 
     @property
     def compared_positions(self) -> int:
@@ -62,14 +56,9 @@ class View:
 
     # computing it takes 8 ms, and a page asks for it five times
     @cached_property
-    def prompt_table(self) -> pd.DataFrame:
+    def prompt_table(self) -> DataFrame:
         """Figures by position of the selected prompt."""
         return self.table[self.table["prompt"] == self.prompt]
-
-    @property
-    def figures(self) -> pd.Series:
-        """The figures at the selected position."""
-        return self.table.iloc[self.row]
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -99,17 +88,17 @@ def select(**values: str | int | None) -> None:
     """Change the selection; for callbacks, which run before the widgets of the selection are
     drawn.
     """
-    st.session_state.update(values)
+    session_state.update(values)
 
 
 def settle(key: str, options: Iterable[str]) -> None:
     """Select the first option unless the session, a link or the viewer, holds one of them."""
     names = list(options)
-    if st.session_state.get(key) not in names:
-        st.session_state[key] = names[0]
+    if session_state.get(key) not in names:
+        session_state[key] = names[0]
 
 
-def select_row(table: pd.DataFrame, key: str) -> None:
+def select_row(table: DataFrame, key: str) -> None:
     """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt
     and position.
     """
@@ -121,17 +110,23 @@ def select_row(table: pd.DataFrame, key: str) -> None:
 
 def clicked_rows(key: str) -> list[int]:
     """Return the clicked row of the table `key`, if there is one."""
-    clicked = st.session_state[key]["selection"]
+    clicked = session_state[key]["selection"]
     return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
 
 
 def new_run(run_id: str | None = None) -> None:
     """Forget what was selected within the run that was open, and open another one."""
     for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens", "heatmap_token"):
-        st.session_state.pop(key, None)
-        st.session_state.get("settings", {}).pop(key, None)
+        session_state.pop(key, None)
+        session_state.get("settings", {}).pop(key, None)
     if run_id is not None:
-        st.session_state["run"] = run_id
+        session_state["run"] = run_id
+
+
+def open_run(run_id: str) -> None:
+    """Leave for the Overview of a run; for callbacks."""
+    new_run(run_id)
+    session_state["opened"] = "overview"
 
 
 def preset_widget(key: str) -> None:
@@ -142,22 +137,22 @@ def preset_widget(key: str) -> None:
     click.
     """
     # To set a value marks it as the script's, so it is sent again.
-    st.session_state[key] = st.session_state[key]
+    session_state[key] = session_state[key]
 
 
 def current_view() -> View | None:
     """View that the sidebar of this script run selected."""
-    return st.session_state.get("view")
+    return session_state.get("view")
 
 
 def take(key: str) -> str | None:
     """Return the value that the link gives for `key`, once."""
-    return st.session_state.get("linked", {}).pop(key, None)
+    return session_state.get("linked", {}).pop(key, None)
 
 
 def is_linked(key: str) -> bool:
     """Return whether the link gives a value for `key` that nothing has taken yet."""
-    return key in st.session_state.get("linked", {})
+    return key in session_state.get("linked", {})
 
 
 def report_bad_link(sentence: str) -> None:
@@ -165,7 +160,7 @@ def report_bad_link(sentence: str) -> None:
     link.
     """
     complain(sentence)
-    st.session_state["astray"] = True
+    session_state["astray"] = True
 
 
 def complain(sentence: str) -> None:
@@ -173,4 +168,4 @@ def complain(sentence: str) -> None:
 
     It is shown as plain text, so it may quote a link.
     """
-    st.session_state.setdefault("complaints", []).append(sentence)
+    session_state.setdefault("complaints", []).append(sentence)

@@ -87,7 +87,6 @@ def draw(page: Page) -> selection.View | None:
             return None
         judged_id = store_cache.judged_run(run_id)
         if judged_id and widgets.button(
-            st.button,
             "Open the judged run",
             "open_judged_run",
             icon=":material/gavel:",

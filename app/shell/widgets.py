@@ -89,9 +89,10 @@ def title(page: Page, run: RunReader | None = None) -> None:
 def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
     view = selection.current_view()
-    title(page, None if view is None else view.run)
     if view is None:
+        title(page)
         empty()
+    title(page, view.run)
     header = view.header
     about = header.provenance
     facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
@@ -101,14 +102,15 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
         f" `{code(view.pair.variant)}`{details}",
     )
     lack = ""
+    is_of_tokens = page.name in ("flips", "near_ties")
     if header.is_long and page.name != OVERVIEW:
         lack = f"A run of {header.rows:,} positions has an Overview only."
-    elif page.name in ("flips", "near_ties") and view.run.has_rollouts:
+    elif is_of_tokens and view.run.has_rollouts:
         lack = (
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token."
         )
-    elif page.name in ("flips", "near_ties") and not header.has_tokens:
+    elif is_of_tokens and not header.has_tokens:
         lack = f"{page.title} need logits; this run holds other values."
     elif view.is_list and needs_rows:
         lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
@@ -146,6 +148,12 @@ def tabs(
     return visible
 
 
+def metrics(figures: Mapping[str, tuple[str, str]], places: int) -> None:
+    """Draw figures side by side in so many places. figures: value and help by label."""
+    for column, (label, (value, about)) in zip(st.columns(places), figures.items(), strict=False):
+        column.metric(label, value, help=about or None)
+
+
 def choice(label: str, names: Mapping[str, str], key: str) -> str:
     """Draw a row of options by their words; the first if the session holds none of them."""
     selection.settle(key, names)
@@ -169,6 +177,11 @@ def table_height(rows: int, most: int) -> int:
     that more follow.
     """
     return ROW * (max(rows, 1) + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
+
+
+def select(label: str, names: Mapping[Any, str], key: str, **look: Any) -> Any:
+    """Draw a select box of options by their words."""
+    return st.selectbox(label, names, format_func=names.__getitem__, key=key, **look)
 
 
 def room(name: str, height: int) -> DeltaGenerator:
@@ -199,9 +212,9 @@ def report_errors() -> Iterator[None]:
 
 
 def button(
-    draw: Callable[..., bool],
     label: str,
     key: str,
+    draw: Callable[..., bool] = st.button,
     *,
     disabled: bool = False,
     **look: Any,

@@ -5,6 +5,7 @@ over the modules.
 import numpy as np
 import plotly.graph_objects as go
 
+from ..checks.modules_alone import AloneFigures
 from ..numerics.arrays import Array, DataFrame
 from . import style
 
@@ -32,7 +33,6 @@ def floor_ratio(
         y=ratio,
         line={"color": style.REFERENCE, "width": 1.6},
         name="RMS / noise floor",
-        customdata=positions[:, None],
         hovertemplate=f"position %{{x}}: {written}x the noise floor<extra></extra>",
         **style.CLICKABLE,
     )
@@ -54,7 +54,6 @@ def floor_ratio(
                 y=ratio[mask],
                 mode="markers",
                 name=name,
-                customdata=positions[mask][:, None],
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
@@ -119,19 +118,17 @@ def runs_by_position(
     return style.layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
 
 
-def over_modules(
-    names: list[str],
-    side: Array,
-    own: Array,
-    first: str | None,
-) -> go.Figure:
+def over_modules(figures: AloneFigures) -> go.Figure:
     """rms error of every module of a side and of the model's own rounding, in the order in which
     they run, log axis.
 
-    Units are those of each module's output. first: the module that differs first, marked. Blocks,
-    which a name that ends in a number is, are labelled.
+    Units are those of each module's output. The module that differs first is marked. Blocks, which
+    a name that ends in a number is, are labelled.
     """
     figure = go.Figure()
+    names = figures.modules
+    side = np.array(figures.alone_rms, float)
+    own = np.array(figures.own_rounding_rms, float)
     places = np.arange(len(names))
     labels = [style.inert(name) for name in names]
     every = np.concatenate([side, own])
@@ -150,13 +147,14 @@ def over_modules(
             f" {written.replace('%{y', '%{customdata[1]')}<extra></extra>"
         ),
     )
-    if first in names:
-        place = names.index(first)
+    for place, label in enumerate(labels):
+        if names[place] not in figures.modules_beyond[:1]:
+            continue
         side_of_line = "right" if place < len(names) / 2 else "left"
         figure.add_vline(
             x=place,
             line=_DASHED,
-            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
+            annotation={"text": label, "font": {"color": style.MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     endings = [name.rpartition(".")[2] for name in names]
