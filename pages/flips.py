@@ -26,13 +26,8 @@ heading = st.container(
     vertical_alignment="center",
 )
 with heading:
-    listing = st.segmented_control(
-        "List",
-        ["flips", "flips and near ties"],
-        required=True,
-        key="flips_listed",
-        label_visibility="collapsed",
-    )
+    listings = ["flips", "flips and near ties"]
+    listing = widgets.choice("List", listings, "flips_listed", label_visibility="collapsed")
 with_near_ties = listing == "flips and near ties"
 # Reads whole rows of logits, some ms each; what is drawn above is there meanwhile.
 with st.spinner("Reading the logits at the flips"):
@@ -47,8 +42,8 @@ if not count:
 if table.empty:
     st.stop()
 with heading:
-    stem = exports.file_stem(view, str(listing).replace(" ", "-"))
-    exports.download({str(listing): table}, stem, "flips", "Download flips")
+    stem = exports.file_stem(view, listing.replace(" ", "-"))
+    exports.download({listing: table}, stem, "flips", "Download flips")
 parts.draw_positions(table, run, "flip_table", 11, (pair.index, with_near_ties))
 if with_near_ties:
     near = int(table["near_tie"].eq(True).sum())

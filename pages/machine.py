@@ -25,7 +25,7 @@ cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
 with st.expander("Probe this machine", expanded=not cards):
     if members.may_change():
         parts.form()
-    job_list(store_changes.jobs(), "ops")
+    job_list("ops", store_changes.jobs().all("ops"))
 if not cards:
     st.info(
         "No operations were probed yet. Probe this machine above, or any machine from its command"

@@ -20,8 +20,10 @@ SUGGESTED = [
     "prefill+batch:8",
     "decode+batch:2",
     "decode+batch:8",
-    *BASES[4:1:-1],
-    *BASES[5:],
+    "chunked:16",
+    "reuse:16",
+    "blocks:16",
+    "static",
     "prefill",
 ]
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
@@ -117,7 +119,6 @@ def split_prompts(text: str) -> tuple[str, ...]:
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
-    jobs = store_changes.jobs()
     # Each part has its place from the start of a run: a list that draws itself again must not move
     # by what is above it, or Streamlit writes it before its container exists, which breaks the
     # page.
@@ -144,7 +145,7 @@ def draw(_: selection.View | None) -> None:
         widgets.code_block(form.typed, wraps=True)
         st.caption("With `--dry-run` it prints forwards, bytes and memory, and runs nothing.")
     with jobs_place:
-        job_list(jobs, past=jobs.all())
+        job_list("capture", store_changes.jobs().all())
 
 
 def _choose() -> CaptureForm:

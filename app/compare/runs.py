@@ -44,7 +44,7 @@ def draw(view: selection.View) -> None:
         return is_same, all_flips, differs.map(widgets.escape), figures, curves
 
     # Of several files, so the key has the stamp of each, and its name, which is no part of it.
-    places = [(store_cache.stamp_of(one.run), one.pair.index) for one in pairs]
+    places = [(store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs]
     of = (*places, *titles)
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything

@@ -37,11 +37,7 @@ def draw(_: selection.View | None) -> None:
     st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
     axes = axes_of(changes)
     visible = filters(changes, axes)
-    matrix = matrix_of(
-        visible,
-        *axes,
-        str(st.session_state["matrix_figure"]),
-    )
+    matrix = matrix_of(visible, *axes, st.session_state["matrix_figure"])
     shown = [each.change for row in matrix.entries for each in row if each.change is not None]
     selected = table(matrix, shown)
     st.caption(
@@ -51,8 +47,8 @@ def draw(_: selection.View | None) -> None:
     if selected is not None:
         cell(selected)
     growth([change for change in shown if change.growth])
-    files = {"cells": partial(export_cells, visible)}
-    exports.download(files, f"{file_name(plan.name)}-matrix", "matrix")
+    stem = f"{file_name(plan.name)}-matrix"
+    exports.download({"cells": partial(export_cells, visible)}, stem, "matrix")
     if not any(change.state.state == RUNNING for change in changes):
         return
     began = time.monotonic()
@@ -81,8 +77,7 @@ def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
         newest = max(plans, key=lambda plan: plan.begun)
         st.session_state["matrix_plan"] = newest.name
     words = {name: clean(name, 60) for name in by_name}
-    name = _choice("Sweep", words, "matrix_plan")
-    return by_name[name]
+    return by_name[_choice("Sweep", words, "matrix_plan")]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -116,10 +111,10 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
 def table(matrix: Matrix, shown: Sequence[CellChange]) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
-    names = []
-    for place, name in enumerate(columns):
-        is_alone = columns.count(name) == 1
-        names.append(name if is_alone else f"{name} ({place})")
+    names = [
+        name if columns.count(name) == 1 else f"{name} ({place})"
+        for place, name in enumerate(columns)
+    ]
     rows = []
     for name, entries in zip(matrix.rows, matrix.entries, strict=True):
         rows.append([clean(name, 60), *(entry.text for entry in entries)])
@@ -156,7 +151,6 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         axes = change.state.axes.items()
         values = [in_short(axis, value) for axis, value in axes if value]
         name = style.inert(clean(", ".join(values), 60))
-        verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
             figure.add_scatter(
                 y=style.gaps_at_zero(np.array(change.baseline.growth, float)),
@@ -173,7 +167,8 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             **style.CLICKABLE,
             customdata=[[place]] * len(rms),
             hovertemplate=(
-                f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>{verdict}<extra></extra>"
+                f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>"
+                f"{style.inert(change.now.verdict)}<extra></extra>"
             ),
         )
     return style.layout(

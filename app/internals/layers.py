@@ -89,11 +89,11 @@ def draw(view: selection.View) -> None:
     )
     _draw_module(view, module)
     st.subheader("Modules")
-    hidden = {"ordinal", "block", "positions"}
+    hidden = ["ordinal", "block", "positions"]
     if prompt is not None:
-        hidden.add("first_prompt")
+        hidden += ["first_prompt"]
     if nonfinite.empty:
-        hidden.add("nonfinite_mismatch")
+        hidden += ["nonfinite_mismatch"]
     columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
     shown = table.assign(module=table["module"].map(visible), kind=table["kind"].map(kind_word))
     # Other tables have a column of the name for launches.
@@ -134,13 +134,11 @@ def _beyond_floor(table: DataFrame) -> tuple[str, str]:
 
 def _open_module(table: DataFrame, chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
-    place = plots.clicked_value(chart, 0)
-    position = plots.clicked_value(chart, 1)
-    clicked = table.loc[table["ordinal"] == place, "module"]
+    clicked = table.loc[table["ordinal"] == plots.clicked_value(chart, 0), "module"]
     if len(clicked):
         st.session_state[_MODULE] = clicked.iloc[0]
-    if chart == "layers_map" and position is not None:
-        selection.select(position=position)
+    if chart == "layers_map":
+        plots.select_position(chart)
 
 
 def _draw_map(view: selection.View, table: DataFrame, options: list[str]) -> None:

@@ -121,7 +121,7 @@ def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
             width=190,
         )
         dtype = st.selectbox("dtype", ["any", *LOGIT_FORMATS], key="ops_dtype", width=130)
-        scope = st.segmented_control("Show", ["all", "differing"], required=True, key="ops_shown")
+        scope = widgets.choice("Show", ["all", "differing"], "ops_shown")
     same = ("is_repeatable", "is_batch_invariant", "is_position_invariant")
     return [
         row

@@ -6,7 +6,7 @@ import streamlit as st
 
 from app.hosting import members
 from app.shell import store_changes, widgets
-from app.shell.jobs import GETTING, PROBING, Job, Jobs
+from app.shell.jobs import GETTING, PROBING, Job
 
 
 def how_it_stands(job: Job) -> str:
@@ -37,7 +37,7 @@ def running() -> None:
 
 
 @st.fragment(run_every=1.0)
-def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = None) -> None:
+def job_list(kind: str, past: Sequence[Job]) -> None:
     """Draw every job of a kind with its state, again every second; buttons to cancel, open and
     dismiss.
 
@@ -45,9 +45,8 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     comes.
     """
     # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
-    items = jobs.all(kind)
-    then = items if past is None else past
-    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in then]
+    items = store_changes.jobs().all(kind)
+    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in past]
     # A click while the page is drawn again reaches its callback alone.
     if is_changed or st.session_state.get("opened"):
         st.rerun()

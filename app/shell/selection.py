@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
-from streamlit import session_state
+import streamlit as st
 
 from core.numerics.arrays import DataFrame
 from core.runs.file.records import RunHeader, StoredPair
@@ -88,14 +88,14 @@ def select(**values: str | int | None) -> None:
     """Change the selection; for callbacks, which run before the widgets of the selection are
     drawn.
     """
-    session_state.update(values)
+    st.session_state.update(values)
 
 
 def settle(key: str, options: Iterable[str]) -> None:
     """Select the first option unless the session, a link or the viewer, holds one of them."""
     names = list(options)
-    if session_state.get(key) not in names:
-        session_state[key] = names[0]
+    if st.session_state.get(key) not in names:
+        st.session_state[key] = names[0]
 
 
 def select_row(table: DataFrame, key: str) -> None:
@@ -110,23 +110,23 @@ def select_row(table: DataFrame, key: str) -> None:
 
 def clicked_rows(key: str) -> list[int]:
     """Return the clicked row of the table `key`, if there is one."""
-    clicked = session_state[key]["selection"]
+    clicked = st.session_state[key]["selection"]
     return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
 
 
 def new_run(run_id: str | None = None) -> None:
     """Forget what was selected within the run that was open, and open another one."""
     for key in ("variant", "prompt", "position", "heatmap_rows", "heatmap_tokens", "heatmap_token"):
-        session_state.pop(key, None)
-        session_state.get("settings", {}).pop(key, None)
+        st.session_state.pop(key, None)
+        st.session_state.get("settings", {}).pop(key, None)
     if run_id is not None:
-        session_state["run"] = run_id
+        st.session_state["run"] = run_id
 
 
 def open_run(run_id: str) -> None:
     """Leave for the Overview of a run; for callbacks."""
     new_run(run_id)
-    session_state["opened"] = "overview"
+    st.session_state["opened"] = "overview"
 
 
 def preset_widget(key: str) -> None:
@@ -137,22 +137,22 @@ def preset_widget(key: str) -> None:
     click.
     """
     # To set a value marks it as the script's, so it is sent again.
-    session_state[key] = session_state[key]
+    st.session_state[key] = st.session_state[key]
 
 
 def current_view() -> View | None:
     """View that the sidebar of this script run selected."""
-    return session_state.get("view")
+    return st.session_state.get("view")
 
 
 def take(key: str) -> str | None:
     """Return the value that the link gives for `key`, once."""
-    return session_state.get("linked", {}).pop(key, None)
+    return st.session_state.get("linked", {}).pop(key, None)
 
 
 def is_linked(key: str) -> bool:
     """Return whether the link gives a value for `key` that nothing has taken yet."""
-    return key in session_state.get("linked", {})
+    return key in st.session_state.get("linked", {})
 
 
 def report_bad_link(sentence: str) -> None:
@@ -160,7 +160,7 @@ def report_bad_link(sentence: str) -> None:
     link.
     """
     complain(sentence)
-    session_state["astray"] = True
+    st.session_state["astray"] = True
 
 
 def complain(sentence: str) -> None:
@@ -168,4 +168,4 @@ def complain(sentence: str) -> None:
 
     It is shown as plain text, so it may quote a link.
     """
-    session_state.setdefault("complaints", []).append(sentence)
+    st.session_state.setdefault("complaints", []).append(sentence)

@@ -5,7 +5,7 @@ Definitions are glossary.md, metrics.md and each page's section of pages.md in d
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -95,8 +95,8 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     title(page, view.run)
     header = view.header
     about = header.provenance
-    facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
-    details = "".join(f" · {escape(fact)}" for fact in facts)
+    facts = (wording.model_name(about.model), header.compute_dtype, about.device)
+    details = "".join(f" · {escape(fact)}" for fact in facts if fact)
     st.markdown(
         f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant"
         f" `{code(view.pair.variant)}`{details}",
@@ -154,15 +154,19 @@ def metrics(figures: Mapping[str, tuple[str, str]], places: int) -> None:
         column.metric(label, value, help=about or None)
 
 
-def choice(label: str, names: Mapping[str, str], key: str) -> str:
-    """Draw a row of options by their words; the first if the session holds none of them."""
+def choice(label: str, names: Mapping[str, str] | Sequence[str], key: str, **look: Any) -> str:
+    """Draw a row of options, by their words if they have others; the first if the session holds
+    none of them.
+    """
     selection.settle(key, names)
+    words = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
     chosen = st.segmented_control(
         label,
         names,
-        format_func=names.__getitem__,
+        format_func=words.__getitem__,
         required=True,
         key=key,
+        **look,
     )
     return str(chosen)
 
@@ -302,8 +306,9 @@ def causes(view: selection.View) -> None:
 def empty() -> NoReturn:
     """Draw what to do if there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
-    st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
-    st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
+    for label in ("Upload a dump", "Capture a run"):
+        tab = label.split()[0].lower()
+        st.page_link(PAGES / "new_run.py", label=label, query_params={"tab": tab})
     code_block(
         f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype'
         " bfloat16",

@@ -245,4 +245,4 @@ def draw(_: selection.View | None) -> None:
     if current:
         heading.subheader("Jobs")
     with below:
-        job_list(jobs, "upload", current)
+        job_list("upload", current)

@@ -115,7 +115,7 @@ def add_floor(
         add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)
 
 
-def selected_line(x: int) -> dict:
+def selected_line(x: float) -> dict:
     """Line at what is selected, as a shape of a layout."""
     return {
         "type": "line",
