@@ -119,7 +119,13 @@ def pick(view: selection.View) -> list[RunPair]:
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         with column:
             title = f"Variant of {widgets.escape(one.run.header.name)}"
-            widgets.select(title, variants, key, on_change=choose, args=(run_id, key))
+            widgets.select(
+                title,
+                variants,
+                key,
+                on_change=choose,
+                args=(run_id, key),
+            )
     pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
     return pairs
 

@@ -78,7 +78,11 @@ def draw(view: selection.View) -> None:
 
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
     with right:
-        plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
+        plots.draw(
+            curves,
+            "compare_distributions",
+            exports.picture(f"{stem}-distances", titles),
+        )
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if not differs.empty:
         st.subheader("Config diff")
