@@ -155,10 +155,11 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
-            # some figures of lists are unknown, of which `number` says so
-            write = multiple if name == "noise_ratio" and not pd.isna(value) else number
-            text = write(value)
-            if name.endswith("_share") and not pd.isna(value):
+            # some figures of lists are unknown, of which it says so
+            text = number(value)
+            if name == "noise_ratio" and not pd.isna(value):
+                text = multiple(value)
+            elif name.endswith("_share") and not pd.isna(value):
                 text = percent(value)
                 if name != "neq_share":
                     total = one.run.header.rows

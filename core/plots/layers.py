@@ -49,7 +49,7 @@ _HOVER = {
     "state": "%{{customdata[2]}} (0: the same choice, 1: near tie, 2: beyond)",
 }
 _MOST_NAMED = 20  # rows whose names fit next to a map
-_BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
+_BELOW_MARK: dict = {"margin": {"t": 46}}  # room for the selected position
 _NAMES_ALONG = 7  # modules whose names fit below a chart
 _OUTPUT_UNITS = "RMS difference, output units"
 
