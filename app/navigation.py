@@ -3,8 +3,6 @@
 It is read at the start of the server, so it imports nothing that draws or computes.
 """
 
-from collections.abc import Callable
-
 from app.internals.recorded import RECORDED
 from app.overview import PARTS as ROLLOUT_PARTS
 from app.page import Page, PageSetting
@@ -53,10 +51,6 @@ def _no_near_ties(run: RunReader, pair: StoredPair) -> str:
     if not run.header.has_tokens:
         return _NO_TOKENS
     return _COUNT_WORDS.get(pair.summary.near_ties, "")
-
-
-def _unless_recorded(tab: str) -> Callable[[RunReader, StoredPair], str]:
-    return lambda run, pair: "" if pair.index in RECORDED[tab].pairs(run) else "not captured"
 
 
 RUNS = Page(
@@ -148,14 +142,12 @@ LAYERS = Page(
         ),
         PageSetting("module", "layers_module", ""),
     ),
-    absent=_unless_recorded("layers"),
 )
 CHOICES = Page(
     "choices",
     "Choices",
     "run",
     (PageSetting("of", "choices_scope", PROMPTS[0], PROMPTS),),
-    absent=_unless_recorded("choices"),
 )
 KV_CACHE = Page(
     "kv_cache",
@@ -171,7 +163,6 @@ KV_CACHE = Page(
         ),
         PageSetting("kind", "kv_kind", "key", BY_POSITION),
     ),
-    absent=_unless_recorded("kv_cache"),
 )
 KERNELS = Page(
     "kernels",
@@ -182,9 +173,8 @@ KERNELS = Page(
         PageSetting("library", "kernels_library", "any", ["any", *LIBRARIES]),
         PageSetting("modules", "kernels_split", False, {"apart": True, "together": False}),
     ),
-    absent=_unless_recorded("kernels"),
 )
-MITIGATIONS = Page("mitigations", "Mitigations", "run", absent=_unless_recorded("mitigations"))
+MITIGATIONS = Page("mitigations", "Mitigations", "run")
 INTERNALS = Page(
     "internals",
     "Internals",
@@ -245,10 +235,8 @@ FIRST = RUNS.name  # the page at the root
 PARTS = {part.name: part for page in PAGES for part in page.tabs or (page,)}
 PAGE_OF = {part.name: page for page in PAGES for part in (page, *page.tabs)}
 # addresses of earlier pages, and the tab or page that each is now
-MOVED = {
-    **{name: name for name in ("upload", "capture", "probe", "layers", "kv_cache", "kernels")},
-    **{"repeats": "classes", "matrix": "sweeps", "ops": MACHINE.name},
-}
+MOVED = {name: name for name in ("upload", "capture", "probe", "layers", "kv_cache", "kernels")}
+MOVED |= {"repeats": "classes", "matrix": "sweeps", "ops": MACHINE.name}
 SETTING_NAMES = frozenset(
     ["tab", *(setting.name for part in PARTS.values() for setting in part.settings)],
 )
@@ -257,4 +245,7 @@ SETTING_NAMES = frozenset(
 def absent(run: RunReader, pair: int) -> dict[str, str]:
     """Word for each page and tab of which a pair has nothing: `none`, or what was not done."""
     words = {name: part.absent(run, run.pairs[pair]) for name, part in PARTS.items() if part.absent}
+    for name, recorded in RECORDED.items():
+        if pair not in recorded.pairs(run):
+            words[name] = "not captured"
     return {name: word for name, word in words.items() if word}

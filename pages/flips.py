@@ -26,13 +26,8 @@ heading = st.container(
     vertical_alignment="center",
 )
 with heading:
-    listing = st.segmented_control(
-        "List",
-        ["flips", "flips and near ties"],
-        required=True,
-        key="flips_listed",
-        label_visibility="collapsed",
-    )
+    listings = ["flips", "flips and near ties"]
+    listing = widgets.choice("List", listings, "flips_listed", label_visibility="collapsed")
 with_near_ties = listing == "flips and near ties"
 # Reads whole rows of logits, some ms each; what is drawn above is there meanwhile.
 with st.spinner("Reading the logits at the flips"):
@@ -47,8 +42,8 @@ if not count:
 if table.empty:
     st.stop()
 with heading:
-    stem = exports.file_stem(view, str(listing).replace(" ", "-"))
-    exports.download({str(listing): table}, stem, "flips", "Download flips")
+    stem = exports.file_stem(view, listing.replace(" ", "-"))
+    exports.download({listing: table}, stem, "flips", "Download flips")
 parts.draw_positions(table, run, "flip_table", 11, (pair.index, with_near_ties))
 if with_near_ties:
     near = int(table["near_tie"].eq(True).sum())
@@ -62,7 +57,7 @@ if unread and not view.is_list:
         f" side's {STORED_RANKS} stored tokens, and {MOST_READ} rows of logits were read already.",
     )
 
-figures = view.figures
+figures = view.table.iloc[view.row]
 if not (figures["is_flip"] or (with_near_ties and figures["near_tie"])):
     first = table[table["is_flip"]].iloc[0] if count else table.iloc[0]
     st.write(f"The selected position is no {'flip and no near tie' if with_near_ties else 'flip'}.")
@@ -101,12 +96,7 @@ if decided is not None:
         texts,
         view.dtype,
     )
-    plots.draw(
-        grid,
-        key="candidates",
-        picture=exports.picture_of(view, "candidates", at_position=True),
-        of=str(view.position),
-    )
+    plots.draw(grid, "candidates", "candidates", of=str(view.position), scope="position")
     if decided.steps is not None and not len(decided.grid):
         st.caption(
             f"The four logits lie within {plural(decided.steps, 'step')} of {view.dtype}: too many"

@@ -73,9 +73,11 @@ if not run.has_all_logits:
     st.info(f"Single logits cannot be shown: {refusal(header)}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
-heading = f"Largest differences at position {view.position:,}{view.of_prompt}"
-title.subheader(header.worded(heading))
-by = order.segmented_control("Order by", ["difference", "ULPs"], required=True, key="worst_by")
+title.subheader(
+    header.worded(f"Largest differences at position {view.position:,}{view.of_prompt}"),
+)
+with order:
+    by = widgets.choice("Order by", ["difference", "ULPs"], "worst_by")
 place = (pair.index, view.prompt, view.position)
 worst = worst_elements(run, *place, by_ulps=by == "ULPs")
 if worst.empty:

@@ -25,7 +25,7 @@ cards = [card for card in store_cache.cards()[0] if card.kind == "ops"]
 with st.expander("Probe this machine", expanded=not cards):
     if members.may_change():
         parts.form()
-    job_list(store_changes.jobs(), "ops")
+    job_list("ops", store_changes.jobs().all("ops"))
 if not cards:
     st.info(
         "No operations were probed yet. Probe this machine above, or any machine from its command"
@@ -44,7 +44,7 @@ st.dataframe(parts.table(rows), hide_index=True, key="ops_table", placeholder="â
 chart = parts.batch_chart(rows)
 if chart is not None:
     st.caption("Distance of row 0 from batch size 1, in ULPs of the dtype.")
-    plots.draw(chart, key="ops_chart", picture=exports.picture("batch-sizes", [run.header.name]))
+    plots.draw(chart, "ops_chart", exports.picture("batch-sizes", [run.header.name]))
 exports.download({"probes": parts.table(run.rows)}, "ops", "ops")
 with st.expander("Versions, settings and command"):
     about = run.header

@@ -19,7 +19,7 @@ view = widgets.head(NEAR_TIES)
 lead = st.container()
 scope = PROMPTS[0]
 if view.header.has_several_prompts:
-    scope = str(st.segmented_control("Positions of", PROMPTS, required=True, key="near_ties_of"))
+    scope = widgets.choice("Positions of", PROMPTS, "near_ties_of")
 table = view.table if scope == PROMPTS[1] else view.prompt_table
 lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] else ""))
 
@@ -30,12 +30,7 @@ texts = [prompt.token_texts for prompt in view.header.prompts]
 scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
-plots.draw(
-    scatter,
-    "near_ties",
-    exports.picture_of(view, "near-ties"),
-    partial(plots.select_place, "near_ties"),
-)
+plots.draw(scatter, "near_ties", "near-ties", plots.select_place)
 undrawn = int(table[["reference_margin", "variant_margin"]].min(axis=1).isna().sum())
 about = (
     f"Positions of {scope}, {view.header.quantity}, log scale; positions can flip only below"
@@ -48,7 +43,7 @@ st.caption(about)
 st.subheader("Margins")
 left, right = st.columns([1, 3], vertical_alignment="bottom")
 with left:
-    unit = widgets.choice("Threshold in", {"ULPs": "ULPs", "logits": "logits"}, "threshold_unit")
+    unit = widgets.choice("Threshold in", ["ULPs", "logits"], "threshold_unit")
 if unit == "logits":
     limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
 else:

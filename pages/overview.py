@@ -37,7 +37,7 @@ if view.header.has_tokens:
         best_tokens.short(view)
 else:
     token_strip.section(view, is_rollout=False)
-panel.checks(view, answer)
+panel.checks(answer)
 
 # what other pages show of the pair
 for part, line in store_cache.cached(view.run, lines.lines, view.pair.index).items():

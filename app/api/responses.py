@@ -19,7 +19,6 @@ from core.errors import (
     AccessError,
     ConfigurationError,
     DumpError,
-    LimitError,
     StoreError,
     UlpscopeError,
     UsageError,
@@ -71,10 +70,9 @@ def route(
         except UlpscopeError as failure:
             if "expect" not in request.headers:
                 await _drain(request)
-            if isinstance(failure, RefusedError | LimitError):
-                return error(str(failure), failure.status)
-            known = [_STATUS[kind] for kind in _STATUS if isinstance(failure, kind)]
-            return error(str(failure), *known or [409])
+            status = next((_STATUS[kind] for kind in _STATUS if isinstance(failure, kind)), 409)
+            # RefusedError and LimitError say it themselves
+            return error(str(failure), getattr(failure, "status", status))
 
     return Route(path, answer_of, methods=[method])
 

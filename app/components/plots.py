@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -23,7 +24,7 @@ from starlette.routing import Route
 from streamlit.runtime import get_instance
 
 from app.components import component
-from app.shell import selection, store_cache
+from app.shell import exports, selection, store_cache
 from core.numerics.arrays import Record
 from core.runs.reader import RunReader
 
@@ -101,30 +102,35 @@ def cached(
 def draw(
     figure: go.Figure | FigureSpec,
     key: str,
-    picture: Mapping[str, object],
-    on_pick: Callable[[], None] | None = None,
+    picture: str | Record,
+    on_pick: Callable[[str], None] | None = None,
     *,
     of: str = "",
+    scope: exports.Scope = "pair",
 ) -> None:
-    """Draw `shown`.
+    """Draw a figure.
 
-    picture: how it is saved, of `app.shell.exports.picture`. on_pick: called when a point with
-    custom data was clicked, `clicked_value(key)` returns it. of: what its axes depend on besides
-    the prompt; a zoom is kept until it changes.
+    picture: how it is saved, as `app.shell.exports.picture` returns it, or its name if it is of the
+    open pair or its prompt or position, `scope`. on_pick: called with the key when a point with
+    custom data was clicked, `clicked_value` returns it. of: what its axes depend on besides the
+    prompt; a zoom is kept until it changes.
     """
     view = selection.current_view()
     one = figure if isinstance(figure, FigureSpec) else figure_spec(figure)
+    if isinstance(picture, str) and view is not None:
+        picture = exports.picture_of(view, picture, scope)
     data = {
         "spec": by_address(one.spec, key),
         "height": one.height,
         "shapes": json.dumps(one.shapes, default=float),  # numbers of numpy
-        "picture": dict(picture),
+        "picture": picture,
         "revision": f"{'' if view is None else selection.stamp(view)} {of}",
         "library": _ADDRESS,
         "is_picked": on_pick is not None,
     }
     # A stable key: with a new one the browser would draw the whole plot again, 0.25 s each.
-    _figure(key=key, data=data, height=one.height, on_picked_change=on_pick or (lambda: None))
+    picked = partial(on_pick, key) if on_pick else (lambda: None)
+    _figure(key=key, data=data, height=one.height, on_picked_change=picked)
 
 
 def clicked_value(key: str, place: int) -> int | None:
@@ -137,9 +143,9 @@ def clicked_value(key: str, place: int) -> int | None:
     return int(value) if isinstance(value, int | float) and math.isfinite(value) else None
 
 
-def select_position(key: str, place: int = 0) -> None:
-    """Select the position that was clicked in the figure `key`, at `place` of its custom data."""
-    position = clicked_value(key, place)
+def select_position(key: str) -> None:
+    """Select the position that was clicked in the figure `key`, the second of its custom data."""
+    position = clicked_value(key, 1)
     if position is not None:
         selection.select(position=position)
 

@@ -101,7 +101,7 @@ def _about(card: RunCard, labels: Labels, choices: set[str]) -> None:
             help="Marks the run as one to keep.",
         )
         save = f"save_labels_{run_id}"
-        if widgets.button(st.form_submit_button, "Save", save, type="primary"):
+        if widgets.button("Save", save, st.form_submit_button, type="primary"):
             with widgets.report_errors():
                 new_name = original.name if name == shown_name else name
                 store_changes.label(

@@ -129,8 +129,7 @@ def key_of(name: str, parts: Sequence[str]) -> str:
 def open_run(card: RunCard) -> None:
     """Open a run on its page; for callbacks."""
     if card.sides:
-        selection.new_run(card.run_id)
-        st.session_state["opened"] = "overview"
+        selection.open_run(card.run_id)
     else:
         # probes of operations have no sides
         st.session_state.update(ops_run=card.run_id, opened="machine")

@@ -19,10 +19,26 @@ from app.heatmap import routes
 from app.page import whole
 from app.shell import exports, selection, store_cache
 from app.shell.selection import View
-from core.numerics.arrays import Record
+from core.numerics.arrays import Record, Span
 from core.plots import style
-from core.runs.queries import heatmap
 from core.runs.queries.elements import place_of
+from core.runs.queries.heatmap import (
+    GROUP_LEVEL,
+    MEASURES,
+    MOST_READ,
+    ORDERS,
+    RANKS,
+    TILE_COLUMNS,
+    TILE_ROWS,
+    Element,
+    Measure,
+    Order,
+    element,
+    finest_columns,
+    floor_row_ulps,
+    is_offered,
+    largest_level,
+)
 from core.text import number
 
 _NEIGHBOURS = 12  # columns on either side of a token that was looked for
@@ -43,10 +59,10 @@ class HeatmapWindow:
     cells hold.
     """
 
-    rows: tuple[int, int]
-    columns: tuple[int, int]
-    order: heatmap.Order = "rank"
-    measure: heatmap.Measure = heatmap.MEASURES[0]
+    rows: Span
+    columns: Span
+    order: Order = "rank"
+    measure: Measure = MEASURES[0]
 
 
 def current_window(view: View) -> HeatmapWindow:
@@ -56,12 +72,12 @@ def current_window(view: View) -> HeatmapWindow:
     # A link that names a window and no order is of a time when columns were token ids.
     has_window = state["heatmap_rows"] or state["heatmap_tokens"]
     is_by_id = has_window or not run.header.has_tokens
-    order: heatmap.Order = state["heatmap_order"] or ("id" if is_by_id else "rank")
+    order: Order = state["heatmap_order"] or ("id" if is_by_id else "rank")
     measure = state["heatmap_cells"]
-    if not heatmap.is_offered(run, order, measure):
+    if not is_offered(run, order, measure):
         order = "id"
-        measure = heatmap.MEASURES[0]
-        if not heatmap.is_offered(run, order, measure):
+        measure = MEASURES[0]
+        if not is_offered(run, order, measure):
             measure = "ulps"
     rows, columns = _first_look(view, order)
     rows = _span(state["heatmap_rows"], run.header.rows) or rows
@@ -69,20 +85,20 @@ def current_window(view: View) -> HeatmapWindow:
     return HeatmapWindow(rows, columns, order, measure)
 
 
-def _first_look(view: View, order: heatmap.Order) -> tuple[heatmap.Span, heatmap.Span]:
+def _first_look(view: View, order: Order) -> tuple[Span, Span]:
     """Return rows and columns of the first view: everything by token id, the first ranks of as many
     rows as are read at once.
     """
     header = view.header
     if order == "id":
         return (0, header.rows), (0, header.vocab)
-    height = min(header.rows, heatmap.MOST_READ // header.vocab)
+    height = min(header.rows, MOST_READ // header.vocab)
     first = min(max(view.row - height // 2, 0), header.rows - height)
-    ranks = min(heatmap.RANKS, header.vocab)
+    ranks = min(RANKS, header.vocab)
     return (first, first + height), (0, ranks)
 
 
-def _span(text: str, stop: int) -> heatmap.Span | None:
+def _span(text: str, stop: int) -> Span | None:
     """`12:40` as (12, 40); None if it is no span of what there is."""
     start, _, end = text.partition(":")
     first = whole(start)
@@ -133,17 +149,16 @@ def show_token(view: View) -> None:
         return
     column = token
     if window.order == "rank":
-        element = heatmap.element(view.run, view.pair.index, view.row, token)
-        column = element.reference_rank - 1
+        column = element(view.run, view.pair.index, view.row, token).reference_rank - 1
     first, last = window.columns
-    if not first <= column < last or last - first > heatmap.RANKS:
+    if not first <= column < last or last - first > RANKS:
         vocab = view.header.vocab
         first = max(0, min(column - _NEIGHBOURS, vocab - 2 * _NEIGHBOURS))
         last = min(first + 2 * _NEIGHBOURS, vocab)
     keep_window(view, replace(window, columns=(first, last)))
 
 
-def draw(view: View, selected: heatmap.Element | None) -> None:
+def draw(view: View, selected: Element | None) -> None:
     """Draw the pair's heatmap; `selected`: the chosen logit, marked beneath the map."""
     # The page is on its way to the browser for longer than the loops take to load.
     routes.prepare(view.dtype)
@@ -155,7 +170,7 @@ def draw(view: View, selected: heatmap.Element | None) -> None:
     # a link or Back moved it: the browser follows
     if window != st.session_state.get("heatmap_followed"):
         st.session_state["heatmap_serial"] = ""
-    floor = heatmap.floor_row_ulps(run, pair.index)
+    floor = floor_row_ulps(run, pair.index)
     words = {"row": "row", "column": "value", "columns": "values"}
     if header.has_tokens:
         words = {
@@ -173,9 +188,9 @@ def draw(view: View, selected: heatmap.Element | None) -> None:
             f" The noise floor: 99.9% of {header.elements} move by at most {number(floor)} row"
             " ULPs."
         )
-    finest: Record = {order: {} for order in heatmap.ORDERS}
-    for order, measure in product(heatmap.ORDERS, heatmap.MEASURES):
-        finest[order][measure] = heatmap.finest_columns(run, order, measure)
+    finest: Record = {order: {} for order in ORDERS}
+    for order, measure in product(ORDERS, MEASURES):
+        finest[order][measure] = finest_columns(run, order, measure)
     data = {
         "address": f"/tiles/{quote(run.run_id, safe='')}/{pair.index}",
         "stamp": store_cache.version_of(run.path),
@@ -186,15 +201,15 @@ def draw(view: View, selected: heatmap.Element | None) -> None:
         "names": [pair.reference, pair.variant],
         "floor_row_ulps": floor,
         "prompt_starts": starts,
-        "tile_rows": heatmap.TILE_ROWS,
-        "tile_columns": heatmap.TILE_COLUMNS,
-        "column_levels": heatmap.largest_level(header.vocab, heatmap.TILE_COLUMNS),
-        "group_level": heatmap.GROUP_LEVEL,
-        "most_read": heatmap.MOST_READ,
-        "ranks": min(heatmap.RANKS, header.vocab),
+        "tile_rows": TILE_ROWS,
+        "tile_columns": TILE_COLUMNS,
+        "column_levels": largest_level(header.vocab, TILE_COLUMNS),
+        "group_level": GROUP_LEVEL,
+        "most_read": MOST_READ,
+        "ranks": min(RANKS, header.vocab),
         "finest": finest,
-        "is_rank_offered": header.has_tokens and heatmap.is_offered(run, "rank", "ulps"),
-        "offered": [each for each in heatmap.MEASURES if heatmap.is_offered(run, "id", each)],
+        "is_rank_offered": header.has_tokens and is_offered(run, "rank", "ulps"),
+        "offered": [each for each in MEASURES if is_offered(run, "id", each)],
         "window": {**asdict(window), "scale": st.session_state["heatmap_colours"]},
         "file": exports.file_stem(view, "heatmap"),
         "title": f"{header.name} ({run.run_id}): {pair.variant} vs {pair.reference}",
@@ -222,8 +237,8 @@ def _follow(view: View, event: Mapping[str, Any]) -> None:
     window = event["window"]
     order = window["order"]
     measure = window["measure"]
-    is_known = order in heatmap.ORDERS and measure in heatmap.MEASURES
-    if is_known and heatmap.is_offered(view.run, order, measure):
+    is_known = order in ORDERS and measure in MEASURES
+    if is_known and is_offered(view.run, order, measure):
         (top, bottom), (left, right) = window["rows"], window["columns"]
         rows, columns = (int(top), int(bottom)), (int(left), int(right))
         keep_window(view, HeatmapWindow(rows, columns, order, measure))

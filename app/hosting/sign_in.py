@@ -157,7 +157,7 @@ def routes(access: Access) -> Router:
             return sentence("Not signed in", "The sign-in provider cannot be reached.", 502)
 
     async def come_back(request: Request) -> Response:
-        target = own_path(str(request.session.get("next", "/")))
+        target = str(request.session.get("next", "/"))
         try:
             member = await _verified_address(provider, request)
         except Exception as error:

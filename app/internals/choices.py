@@ -41,12 +41,7 @@ def draw(view: selection.View) -> None:
             "state",
             view.position,
         )
-        plots.draw(
-            figure,
-            "choices_map",
-            exports.picture_of(view, "choices", of_prompt=True),
-            partial(plots.select_position, "choices_map", 1),
-        )
+        plots.draw(figure, "choices_map", "choices", plots.select_position, scope="prompt")
         st.caption(
             "Layers x positions: the worst choice of each cell. Gray: the same. Empty: all keys are"
             " taken. ▼: selected.",

@@ -62,7 +62,7 @@ def draw(view: selection.View) -> None:
         vertical_alignment="bottom",
     ):
         choice = widgets.choice("Show", shown, "kernels_shown")
-        library = widgets.choice("Library", {name: name for name in libraries}, "kernels_library")
+        library = widgets.choice("Library", libraries, "kernels_library")
         if st.toggle("Split by module", key="kernels_split", disabled=choice == "start"):
             every = side_by_side(run, pair, "place")
     table = every

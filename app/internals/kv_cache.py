@@ -50,20 +50,20 @@ def draw(view: selection.View) -> None:
         stored = {kind: f"{kind}s" for kind in BY_POSITION if kind in set(heads["kind"])}
         if stored:
             kind = widgets.choice("By position", stored, "kv_kind")
-    stored_parts = [part for part in ("keys", "values", "states") if caches[part] is not None]
-    *of_parts, rms, most = st.columns(len(stored_parts) + 2)
-    for column, part in zip(of_parts, stored_parts, strict=True):
-        one = caches[part]
-        of = f"{one['neq']:,} of {one['elements']:,}"
-        column.metric(f"{part.capitalize()} that differ", percent(one["neq_share"]), help=of)
-    rms.metric("RMS row ULPs", number(together["rms_row_ulps"]))
-    most.metric("Max row ULPs", number(together["max_row_ulps"]))
+    figures: dict[str, tuple[str, str]] = {}
+    for part in ("keys", "values", "states"):
+        if one := caches[part]:
+            of = f"{one['neq']:,} of {one['elements']:,}"
+            figures[f"{part.capitalize()} that differ"] = (percent(one["neq_share"]), of)
+    figures["RMS row ULPs"] = (number(together["rms_row_ulps"]), "")
+    figures["Max row ULPs"] = (number(together["max_row_ulps"]), "")
+    widgets.metrics(figures, len(figures))
 
     # states and latents have no positions
     by_head, *by_position = st.columns([3, 2] if stored else 1)
     with by_head:
         figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
-        plots.draw(figure, "kv_heads", exports.picture_of(view, f"kv-heads-{measure}"))
+        plots.draw(figure, "kv_heads", f"kv-heads-{measure}")
         note = ""
         if caches["states"] is not None and view.dtype != "float32":
             note = " States that the model keeps in float32 count ULPs of float32."
@@ -89,9 +89,9 @@ def draw(view: selection.View) -> None:
             by,
             view.position,
         )
-        picture = exports.picture_of(view, f"kv-{kind}s-{by}", of_prompt=True)
         with place:
-            plots.draw(figure, "kv_map", picture, partial(plots.select_position, "kv_map", 1))
+            name = f"kv-{kind}s-{by}"
+            plots.draw(figure, "kv_map", name, plots.select_position, scope="prompt")
             of = f"{view.of_prompt}, {kind}s: {charts.MEASURES[by]}"
             st.caption(f"Layers x positions{of}. ▼: selected.")
 

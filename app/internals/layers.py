@@ -74,12 +74,7 @@ def draw(view: selection.View) -> None:
         title, about = _beyond_floor(table)
     st.subheader(title)
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
-    plots.draw(
-        growth,
-        "layers_growth",
-        exports.picture_of(view, "layers-growth"),
-        partial(_open_module, table, "layers_growth"),
-    )
+    plots.draw(growth, "layers_growth", "layers-growth", partial(_open_module, table))
     st.caption(f"Vertical: selected module. {about}")
     options = ["ratio", "neq_share", "max_row_ulps", "max_ulps"]
     _draw_map(view, table, options if has_floor else options[1:])
@@ -94,11 +89,11 @@ def draw(view: selection.View) -> None:
     )
     _draw_module(view, module)
     st.subheader("Modules")
-    hidden = {"ordinal", "block", "positions"}
+    hidden = ["ordinal", "block", "positions"]
     if prompt is not None:
-        hidden.add("first_prompt")
+        hidden += ["first_prompt"]
     if nonfinite.empty:
-        hidden.add("nonfinite_mismatch")
+        hidden += ["nonfinite_mismatch"]
     columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
     shown = table.assign(module=table["module"].map(visible), kind=table["kind"].map(kind_word))
     # Other tables have a column of the name for launches.
@@ -139,13 +134,11 @@ def _beyond_floor(table: DataFrame) -> tuple[str, str]:
 
 def _open_module(table: DataFrame, chart: str) -> None:
     """Open the clicked module, and on the map select the position."""
-    place = plots.clicked_value(chart, 0)
-    position = plots.clicked_value(chart, 1)
-    clicked = table.loc[table["ordinal"] == place, "module"]
+    clicked = table.loc[table["ordinal"] == plots.clicked_value(chart, 0), "module"]
     if len(clicked):
         st.session_state[_MODULE] = clicked.iloc[0]
-    if chart == "layers_map" and position is not None:
-        selection.select(position=position)
+    if chart == "layers_map":
+        plots.select_position(chart)
 
 
 def _draw_map(view: selection.View, table: DataFrame, options: list[str]) -> None:
@@ -164,8 +157,9 @@ def _draw_map(view: selection.View, table: DataFrame, options: list[str]) -> Non
     plots.draw(
         charts.position_map(grid, rows, ticks, measure, view.position),
         "layers_map",
-        exports.picture_of(view, f"layers-{measure}", of_prompt=True),
-        partial(_open_module, table, "layers_map"),
+        f"layers-{measure}",
+        partial(_open_module, table),
+        scope="prompt",
     )
     about = charts.MEASURES[measure]
     if measure == "ratio":
@@ -185,13 +179,12 @@ def _draw_module(view: selection.View, module: pd.Series) -> None:
     if not along["neq"].any():
         st.caption(f"Equal at every compared position of prompt {view.prompt}.")
         return
-    figure = charts.module_positions(along, view.position)
-    key = "layers_module_chart"
     plots.draw(
-        figure,
-        key,
-        exports.picture_of(view, f"layers-{file_name(name)}", of_prompt=True),
-        partial(plots.select_position, key),
+        charts.module_positions(along, view.position),
+        "layers_module_chart",
+        f"layers-{file_name(name)}",
+        plots.select_position,
+        scope="prompt",
     )
     st.caption(
         f"RMS difference by position of prompt {view.prompt}. Dotted: noise floor. Log axis:"

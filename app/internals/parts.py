@@ -38,9 +38,7 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
         )
         return
     # each kind has a sentence of its own
-    failed = []
-    refused = []
-    new = []
+    failed, refused, new = [], [], []
     for one in missing:
         # another variant of the run may have what this one lacks
         variants = [pair.variant for pair in run.pairs if pair.index in one.pairs(run)]
@@ -56,13 +54,11 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
             continue
         # kernels of one side are there: the other side's could not be watched
         is_half = one.option == "kernels" and run.sides_with_kernels
-        is_asked = asks_for(about, one.option) or is_half
-        if is_asked:
+        if asks_for(about, one.option) or is_half:
             failed.append(one)
-        is_refused = one.option != "layers" and has_engine(about)
-        if is_refused:
+        if one.option != "layers" and has_engine(about):
             refused.append(one)
-        if not (is_asked or is_refused):
+        if one not in (*failed, *refused):
             new.append(one)
     if failed:
         what = _listed(failed, " and ")
@@ -86,7 +82,7 @@ def prompt_in_scope(view: selection.View, key: str) -> int | None:
     """Draw the choice between the selected prompt and all prompts; None is all."""
     if not view.header.has_several_prompts:
         return view.prompt
-    scope = st.segmented_control("Figures of", PROMPTS, required=True, key=key)
+    scope = widgets.choice("Figures of", PROMPTS, key)
     return None if scope == PROMPTS[1] else view.prompt
 
 

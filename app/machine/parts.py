@@ -23,19 +23,18 @@ _MOST_LINES = 60  # of the chart
 
 def machines(view: selection.View) -> None:
     """Draw what differs between the machines of the selected runs, and what they share."""
-    chosen = [view.run.run_id, *compare.pick_runs(view)]
     runs = []
-    for run_id in chosen:
+    for run_id in (view.run.run_id, *compare.pick_runs(view)):
         with widgets.report_errors():
             runs.append(store_cache.open_run(run_id))
     runs.sort(key=lambda run: (run.created, run.run_id))
     facts = [machine(run) for run in runs]
     titles = [widgets.escape(name) for name in compare.names(runs)]
     differs = compare.differing(facts, titles).map(legible).map(widgets.escape)
-    names = dict.fromkeys(name for each in facts for name in each)
-    same = {name: facts[0][name] for name in names if name not in differs.index}
+    same = {name: value for name, value in facts[0].items() if name not in differs.index}
     if len(runs) > 1:
-        count = f"{len(differs):,} of {plural(len(names), 'recorded fact')} differ"
+        total = plural(len(same) + len(differs), "recorded fact")
+        count = f"{len(differs):,} of {total} differ"
         st.markdown(f"**{count}.**" if len(differs) else "**The machines record the same facts.**")
     if len(differs):
         st.table(differs, border="horizontal")
@@ -70,7 +69,6 @@ def form() -> None:
             width=220,
         )
         if widgets.button(
-            st.button,
             "Probe this machine",
             "ops_start",
             type="primary",
@@ -85,9 +83,7 @@ def form() -> None:
 
 def arguments(device: str, dtypes: Sequence[str], scope: str, model: str) -> list[str]:
     """Command line of a job."""
-    line = ["ops"]
-    if device != ANY_DEVICE:
-        line += ["--device", device]
+    line = ["ops"] if device == ANY_DEVICE else ["ops", "--device", device]
     for dtype in dtypes:
         line += ["--dtype", dtype]
     if scope == "quick":
@@ -109,7 +105,7 @@ def pick(cards: Sequence[RunCard]) -> str:
         if linked:
             st.warning("The probes of this link are not in this store (any more).")
         st.session_state["ops_run"] = cards[0].run_id
-    return st.selectbox("Probes", names, format_func=names.__getitem__, key="ops_run")
+    return str(widgets.select("Probes", names, "ops_run"))
 
 
 def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
@@ -125,7 +121,7 @@ def filter_rows(rows: Sequence[OpRow]) -> list[OpRow]:
             width=190,
         )
         dtype = st.selectbox("dtype", ["any", *LOGIT_FORMATS], key="ops_dtype", width=130)
-        scope = st.segmented_control("Show", ["all", "differing"], required=True, key="ops_shown")
+        scope = widgets.choice("Show", ["all", "differing"], "ops_shown")
     same = ("is_repeatable", "is_batch_invariant", "is_position_invariant")
     return [
         row

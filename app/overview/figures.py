@@ -2,7 +2,6 @@
 
 import pandas as pd
 import streamlit as st
-from streamlit.delta_generator import DeltaGenerator
 
 from app.components import plots
 from app.shell import exports, store_cache, widgets
@@ -61,48 +60,43 @@ def headline(view: View) -> None:
     summary = view.pair.summary
     meanings = widgets.meanings()
     elements = elements_of(view)
+    share = percent(summary.neq / elements) if elements else "none sent by both"
+    differ = (share, out_of(summary.neq, elements))
+    largest = number(summary.max_abs)
+    figures: dict[str, tuple[str, str]] = {}
     if not view.header.has_tokens:
-        differ, size, *others = st.columns(4)
-        share, of = percent(summary.neq / elements), out_of(summary.neq, elements)
-        differ.metric("Values that differ", share, help=of)
-        _size(view, size)
-        figures = order_facts(view.run.evidence(view.pair.index))
-        figures["largest difference"] = number(summary.max_abs)
-        for place, (name, text) in zip(others, figures.items(), strict=False):
-            place.metric(opening(name), text)
+        order = order_facts(view.run.evidence(view.pair.index))
+        figures |= {"Values that differ": differ, **_size(view)}
+        figures |= {opening(name): (text, "") for name, text in order.items()}
+        widgets.metrics({**figures, "Largest difference": (largest, "")}, 4)
         return
-    flips, near, differ, size = st.columns(4)
     about = "at no position both sides sent their top tokens"
     if summary.same_top1 is not None:
         same = out_of(view.compared_positions - summary.flips, view.compared_positions)
         about = f"it is the same at {same} positions"
-    flips.metric("Flips", known(summary.flips), help=f"{meanings['flip']}; {about}")
-    share = percent(summary.neq / elements) if elements else "none sent by both"
-    of = out_of(summary.neq, elements)
+    figures["Flips"] = (known(summary.flips), f"{meanings['flip']}; {about}")
     if view.is_list:
-        near.metric("Could flip", known(summary.could_flip), help=meanings["could flip"])
-        differ.metric("Values that differ", share, help=of)
-        size.metric("Largest difference", number(summary.max_abs), help=view.header.quantity)
-        return
-    near.metric("Near ties", f"{summary.near_ties:,}", help=meanings["near tie"])
-    differ.metric("Logits that differ", share, help=of)
-    _size(view, size)
+        figures |= {
+            "Could flip": (known(summary.could_flip), meanings["could flip"]),
+            "Values that differ": differ,
+            "Largest difference": (largest, view.header.quantity),
+        }
+    else:
+        near_ties = (f"{summary.near_ties:,}", meanings["near tie"])
+        figures |= {"Near ties": near_ties, "Logits that differ": differ, **_size(view)}
+    widgets.metrics(figures, 4)
 
 
-def _size(view: View, place: DeltaGenerator) -> None:
-    """Draw the RMS difference, over the noise floor if there is one."""
+def _size(view: View) -> dict[str, tuple[str, str]]:
+    """Return the RMS difference, over the noise floor if there is one."""
     summary = view.pair.summary
     in_row_ulps = f"{number(summary.rms_row_ulps)} row ULPs"
     # a pair that was not judged has no noise floor, an equal one no difference to compare with it
     if view.pair.noise_ratio is None or not summary.neq:
-        place.metric("RMS difference", in_row_ulps, help=widgets.meanings()["row ULP"])
-        return
+        return {"RMS difference": (in_row_ulps, widgets.meanings()["row ULP"])}
     about = size_of(view.pair, view.run.evidence(view.pair.index))
-    place.metric(
-        "RMS / noise floor",
-        multiple(view.pair.noise_ratio),
-        help=f"{about}; RMS in {view.dtype}: {in_row_ulps}",
-    )
+    of_floor = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
+    return {"RMS / noise floor": (multiple(view.pair.noise_ratio), of_floor)}
 
 
 def more(view: View) -> None:
@@ -118,8 +112,6 @@ def more(view: View) -> None:
     summary = view.pair.summary
     header = view.header
     histogram = store_cache.cached(view.run, RunReader.histogram, view.pair.index)
-    row_ulps = number(summary.max_row_ulps)
-    kl = number(summary.max_kl)
     of_ulps = (
         f"ULPs of {view.dtype}, over all {header.elements}; large ones belong to those near 0,"
         " where steps are tiny"
@@ -127,11 +119,13 @@ def more(view: View) -> None:
     figures = {
         "Largest difference": (
             number(summary.max_abs),
-            f"{header.unit}, over elements finite on both sides: {row_ulps} row ULPs",
+            f"{header.unit}, over elements finite on both sides:"
+            f" {number(summary.max_row_ulps)} row ULPs",
         ),
         "Mean KL": (
             number(summary.mean_kl),
-            f"KL(reference || variant), nats per position with a defined KL; max {kl}",
+            "KL(reference || variant), nats per position with a defined KL; max"
+            f" {number(summary.max_kl)}",
         ),
         "Median ULPs": (number(ulp_percentile(histogram, 0.5)), of_ulps),
         "99th percentile ULPs": (number(ulp_percentile(histogram, 0.99)), of_ulps),
@@ -147,18 +141,14 @@ def more(view: View) -> None:
         del limits["KL is"], limits["Margins are"]
     limited = " ".join(f"{what} {scope}." for what, scope in limits.items() if scope)
     with folded:
-        for column, (label, (value, about)) in zip(
-            st.columns(len(figures)), figures.items(), strict=True
-        ):
-            column.metric(label, value, help=about)
+        widgets.metrics(figures, len(figures))
         if limited:
             st.caption(limited)
         chart = plots.cached(
             view.run, (view.pair.index,), charts.ulp_histogram, histogram, view.dtype
         )
-        plots.draw(chart, "ulp_histogram", exports.picture_of(view, "ulps"))
-        what = opening(header.elements)
-        st.caption(f"{what} by ULP distance ({view.dtype}), log counts.")
+        plots.draw(chart, "ulp_histogram", "ulps")
+        st.caption(f"{opening(header.elements)} by ULP distance ({view.dtype}), log counts.")
 
 
 def provenance(view: View, sides: pd.DataFrame) -> None:

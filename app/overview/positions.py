@@ -6,7 +6,7 @@ import streamlit as st
 
 from app.components import plots
 from app.flips import parts
-from app.shell import exports, selection, store_cache
+from app.shell import selection, store_cache
 from core.plots import lanes
 from core.runs.queries import by_position as query
 from core.runs.queries.flips import flips_sentence
@@ -55,13 +55,7 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     # apart from the cached traces: a step then draws the line alone
     line = lanes.selected_in_lane(prompts, view.prompt, view.position)
     figure = figure._replace(shapes=(*figure.shapes, line))
-    plots.draw(
-        figure,
-        _KEY,
-        exports.picture_of(view, "by-position"),
-        partial(plots.select_place, _KEY),
-        of=str(prompts),
-    )
+    plots.draw(figure, _KEY, "by-position", plots.select_place, of=str(prompts))
     sentences = [f"{opening(header.quantity)}, log axis."]
     if drawn["floor_rms"].notna().any():
         sentences.append("Gray: the noise floor, with which the RMS difference is compared.")

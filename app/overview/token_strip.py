@@ -92,10 +92,9 @@ def rollout_columns(tokens: DataFrame, colour: str) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
     core.rl.queries.
     """
-    column = tokens[COLOURS[colour]]
     none = [0] * len(tokens)
     # KL linear too: a few tokens carry it
-    shade = heat(tokens.assign(max_abs=column), "largest difference", "")
+    shade = heat(tokens.assign(max_abs=tokens[COLOURS[colour]]), "largest difference", "")
     texts = None
     if tokens["text"].notna().any():
         texts = join_bytes(tokens["text"].fillna("").tolist())

@@ -30,7 +30,7 @@ _FIELD: Record = {"persist_state": "session"}  # the form comes back as it was l
 def draw(_: selection.View | None) -> None:
     """Draw the tab."""
     _form()
-    job_list(store_changes.jobs(), "probe")
+    job_list("probe", store_changes.jobs().all("probe"))
 
 
 def _form() -> None:
@@ -42,7 +42,6 @@ def _form() -> None:
     except UlpscopeError as error:
         st.warning(widgets.escape(str(error)))
     is_pressed = widgets.button(
-        st.button,
         "Probe",
         "probe_start",
         type="primary",

@@ -11,7 +11,7 @@ import streamlit as st
 
 from app.components import plots, tables
 from app.overview import PARTS, token_strip
-from app.shell import exports, selection, store_cache
+from app.shell import exports, selection, store_cache, widgets
 from app.shell.selection import View
 from core.plots import rl as charts
 from core.rl import queries as rl
@@ -72,8 +72,8 @@ def _chart(
     """Draw a chart of a table, or of a quantity in it. stem: last part of the picture's name."""
     plots.draw(
         plots.cached(view.run, quantity, make, table, *quantity),
-        key=key,
-        picture=exports.picture_of(view, stem),
+        key,
+        stem,
         of="".join(quantity),
     )
 
@@ -166,13 +166,7 @@ def _dependence(view: View) -> None:
     labels = {name: f"{name} ({percent(share)})" for name, share in shares.items()}
     about = "Quantity (share of the variance of |r|)"
     selection.settle("mismatch_by_quantity", labels)
-    quantity = st.selectbox(
-        about,
-        labels,
-        format_func=labels.__getitem__,
-        key="mismatch_by_quantity",
-        width=320,
-    )
+    quantity = widgets.select(about, labels, "mismatch_by_quantity", width=320)
     drawn = [name for name in dict.fromkeys((quantity, *_ALWAYS_DRAWN)) if name in labels]
     columns = cycle(st.columns(len(drawn) if len(drawn) < 4 else 2))
     for name, place in zip(drawn, columns, strict=False):

@@ -60,9 +60,8 @@ def settle_settings(page: str, view: View | None) -> None:
     # The open tab first: it says which settings follow.
     if of.tabs:
         _settle([of.tab])
-        titles = [tab.title for tab in shown_tabs(of, view)]
-        if titles:
-            selection.settle(of.tab.key, titles)
+        if tabs := shown_tabs(of, view):
+            selection.settle(of.tab.key, [tab.title for tab in tabs])
     _settle(of.settings_with(st.session_state.get(of.tab.key)))
 
 
@@ -87,8 +86,10 @@ def _settle(settings: Iterable[PageSetting]) -> None:
             allowed = ", ".join(setting.words)
             if setting.span is not None:
                 allowed = "{} to {}".format(*setting.span)
-            about = f"there is {allowed}. Showing the default."
-            selection.complain(f"The link asks for {setting.name} '{clean(word, 60)}'; {about}")
+            selection.complain(
+                f"The link asks for {setting.name} '{clean(word, 60)}'; there is {allowed}. Showing"
+                " the default.",
+            )
         if value is not None:
             state[key] = value
         elif word is not None:
@@ -132,10 +133,9 @@ def absolute(view: View | None) -> str:
 
 
 def write(query: dict[str, str]) -> None:
-    """Write parameters into the address bar, in one step: each is an entry in the browser's
-    history.
+    """Write parameters into the address bar, in one step: key by key would be an entry each in the
+    browser's history.
     """
     if _query() != query:
-        # In one step; key by key would be an entry each.
         st.query_params.from_dict(query)
     st.session_state["written"] = query

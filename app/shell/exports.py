@@ -7,22 +7,22 @@ Parquet has every text as it is.
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import TypeAlias
+from typing import Literal
 from urllib.parse import quote
 
 import pandas as pd
 import streamlit as st
 
 from app.shell import selection
-from core.numerics.arrays import DataFrame
+from core.numerics.arrays import DataFrame, Record
 from core.plots.style import inert
 from core.runs.reader import RunReader
 from core.text import file_name, slug
 
+Scope = Literal["pair", "prompt", "position"]  # of what a figure shows
 # How a formula begins for spreadsheets, also in wide forms; the apostrophe, so that it can be
 # undone.
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "'", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-Table: TypeAlias = Callable[[], pd.DataFrame] | pd.DataFrame
 
 
 def inert_text(value: object) -> object:
@@ -57,14 +57,20 @@ def parquet(table: DataFrame) -> bytes:
 _FORMS = (("CSV", csv, "text/csv"), ("Parquet", parquet, "application/vnd.apache.parquet"))
 
 
-def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Download") -> None:
+def download(
+    tables: Mapping[str, Callable[[], DataFrame] | DataFrame],
+    name: str,
+    key: str,
+    label: str = "Download",
+) -> None:
     """Draw a popover with every table as CSV and as Parquet; a file is made on request.
 
     tables: by what each is called, the table or what makes it. name: the beginning of the files'
     names.
     """
 
-    def content_of(form: Callable[[DataFrame], bytes], table: Table) -> bytes:
+    def content_of(form: Callable[[DataFrame], bytes], title: str) -> bytes:
+        table = tables[title]
         return form(table() if callable(table) else table)
 
     popover = st.popover(
@@ -76,7 +82,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
     if not popover.open:
         return
     with popover:
-        for number, (title, table) in enumerate(tables.items()):
+        for number, title in enumerate(tables):
             stem = name
             if len(tables) > 1:
                 st.markdown(f"**{title[:1].upper()}{title[1:]}**")
@@ -87,7 +93,7 @@ def download(tables: Mapping[str, Table], name: str, key: str, label: str = "Dow
                     # is not drawn anew for it.
                     st.download_button(
                         form,
-                        partial(content_of, make, table),
+                        partial(content_of, make, title),
                         f"{stem}.{form.lower()}",
                         kind,
                         f"{key}_{number}_{form}",
@@ -107,29 +113,21 @@ def file_stem(view: selection.View, what: str, *, at_position: bool = False) -> 
     return f"{file_name(view.run.run_id)}-pair{view.pair.index}-{what}{place}"
 
 
-def picture(name: str, of: Sequence[str]) -> dict[str, object]:
+def picture(name: str, of: Sequence[str]) -> Record:
     """Return the file name of a saved figure and the lines above it."""
     return {"filename": name, "of": [inert(" ".join(part.split())) for part in of]}
 
 
-def picture_of(
-    view: selection.View,
-    what: str,
-    *,
-    of_prompt: bool = False,
-    at_position: bool = False,
-) -> dict[str, object]:
-    """`picture` of a figure of the open pair: over all its prompts, of one of them or of one
-    position.
-    """
+def picture_of(view: selection.View, what: str, scope: Scope) -> Record:
+    """`picture` of a figure of the open pair, over all its prompts unless `scope` is less."""
     run, unit = of_run(view.run)
     parts = [run, f"{view.pair.variant} vs {view.pair.reference}", unit]
-    if at_position:
+    if scope == "position":
         parts.append(f"prompt {view.prompt}, position {view.position:,}")
-    elif of_prompt:
+    elif scope == "prompt":
         parts.append(f"prompt {view.prompt}")
         what += f"-prompt{view.prompt}"
-    return picture(file_stem(view, what, at_position=at_position), parts)
+    return picture(file_stem(view, what, at_position=scope == "position"), parts)
 
 
 def of_run(run: RunReader) -> list[str]:

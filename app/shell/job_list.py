@@ -1,12 +1,12 @@
 """The jobs of this server as a list that keeps itself up to date."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import streamlit as st
 
 from app.hosting import members
 from app.shell import store_changes, widgets
-from app.shell.jobs import GETTING, PROBING, Job, Jobs
+from app.shell.jobs import GETTING, PROBING, Job
 
 
 def how_it_stands(job: Job) -> str:
@@ -29,10 +29,7 @@ def running() -> None:
 
     def lines() -> None:
         for job in jobs.running():
-            st.progress(
-                job.share,
-                f"{widgets.escape(job.title)}: {widgets.escape(how_it_stands(job))}",
-            )
+            st.progress(job.share, widgets.escape(f"{job.title}: {how_it_stands(job)}"))
 
     # run_every only while something runs: a timer of every viewer costs the server a rerun each.
     jobs = store_changes.jobs()
@@ -40,7 +37,7 @@ def running() -> None:
 
 
 @st.fragment(run_every=1.0)
-def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = None) -> None:
+def job_list(kind: str, past: Sequence[Job]) -> None:
     """Draw every job of a kind with its state, again every second; buttons to cancel, open and
     dismiss.
 
@@ -48,9 +45,8 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
     comes.
     """
     # A fragment cannot change what is drawn outside of it, so an end draws the page anew.
-    items = jobs.all(kind)
-    then = items if past is None else past
-    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in then]
+    items = store_changes.jobs().all(kind)
+    is_changed = [(a.number, a.is_over) for a in items] != [(b.number, b.is_over) for b in past]
     # A click while the page is drawn again reaches its callback alone.
     if is_changed or st.session_state.get("opened"):
         st.rerun()
@@ -77,15 +73,11 @@ def job_list(jobs: Jobs, kind: str = "capture", past: Sequence[Job] | None = Non
                     width="stretch",
                 )
             if job.state != "cancelling" and members.may_change():
-                act: Callable[..., None] = store_changes.cancel
-                label = "Cancel"
-                if job.is_over:
-                    label = "Dismiss"
-                    act = store_changes.forget
+                label = "Dismiss" if job.is_over else "Cancel"
                 action.button(
                     label,
                     key=f"{label.lower()}_{job.number}",
-                    on_click=act,
+                    on_click=store_changes.forget if job.is_over else store_changes.cancel,
                     args=(job.number,),
                     width="stretch",
                 )

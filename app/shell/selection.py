@@ -2,20 +2,15 @@
 values of a link.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TYPE_CHECKING
 
 import streamlit as st
 
+from core.numerics.arrays import DataFrame
 from core.runs.file.records import RunHeader, StoredPair
 from core.runs.reader import RunReader
-
-if TYPE_CHECKING:
-    import pandas as pd
 
 LINKED = ("run", "variant", "prompt", "position")  # of a selection in an address
 
@@ -30,7 +25,7 @@ class View:
     pair: StoredPair
     prompt: int
     position: int
-    table: pd.DataFrame
+    table: DataFrame
 
     @property
     def first_position(self) -> int:
@@ -46,9 +41,8 @@ class View:
         """Row of `table` at the selected position, or the one before it if nothing was compared
         there.
         """
-        table = self.prompt_table
-        place = int(table["position"].searchsorted(self.position, "right"))
-        return int(table.index[max(0, place - 1)])
+        place = self.prompt_table["position"].searchsorted(self.position, "right")
+        return int(self.prompt_table.index[max(0, place - 1)])
 
     @property
     def compared_positions(self) -> int:
@@ -62,14 +56,9 @@ class View:
 
     # computing it takes 8 ms, and a page asks for it five times
     @cached_property
-    def prompt_table(self) -> pd.DataFrame:
+    def prompt_table(self) -> DataFrame:
         """Figures by position of the selected prompt."""
         return self.table[self.table["prompt"] == self.prompt]
-
-    @property
-    def figures(self) -> pd.Series:
-        """The figures at the selected position."""
-        return self.table.iloc[self.row]
 
     @property
     def texts(self) -> tuple[str, ...]:
@@ -109,7 +98,7 @@ def settle(key: str, options: Iterable[str]) -> None:
         st.session_state[key] = names[0]
 
 
-def select_row(table: pd.DataFrame, key: str) -> None:
+def select_row(table: DataFrame, key: str) -> None:
     """Select the position of the clicked row of `listed`, the table `key`, by its columns prompt
     and position.
     """
@@ -132,6 +121,12 @@ def new_run(run_id: str | None = None) -> None:
         st.session_state.get("settings", {}).pop(key, None)
     if run_id is not None:
         st.session_state["run"] = run_id
+
+
+def open_run(run_id: str) -> None:
+    """Leave for the Overview of a run; for callbacks."""
+    new_run(run_id)
+    st.session_state["opened"] = "overview"
 
 
 def preset_widget(key: str) -> None:

@@ -24,9 +24,8 @@ def draw(page: Page) -> selection.View | None:
     new = state.get("open_next")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     # A cell of a sweep may be open although cells are not listed.
-    run_ids = {run_id for run_id in (target, new, state.get("run")) if run_id}
-    unlisted = store_cache.cards_of(run_ids - everything.keys())
-    everything |= {card.run_id: card for card in unlisted}
+    wanted = {target, new, state.get("run")} - {None, ""} - everything.keys()
+    everything |= {card.run_id: card for card in store_cache.cards_of(wanted)}
     # The Machine page has the runs without sides, probes of operations.
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}
     if target in by_id:
@@ -87,7 +86,6 @@ def draw(page: Page) -> selection.View | None:
             return None
         judged_id = store_cache.judged_run(run_id)
         if judged_id and widgets.button(
-            st.button,
             "Open the judged run",
             "open_judged_run",
             icon=":material/gavel:",
@@ -136,8 +134,7 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     elif target is not None:
         about = f"this run has '{names[0]}' and others."
         selection.report_bad_link(f"The link asks for variant '{clean(target, 60)}'; {about}")
-    if st.session_state.get("variant") not in names:
-        st.session_state["variant"] = names[0]
+    selection.settle("variant", names)
     selection.preset_widget("variant")
     # A side that equals an earlier one says so.
     first_of = {side.bit_class: side.name for side in reversed(run.sides)}

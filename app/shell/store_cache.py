@@ -39,12 +39,8 @@ Value = TypeVar("Value")
 Stamp = tuple[str, int, int]  # a file with its time of change and size
 
 
-def stamp_of(run: RunReader) -> Stamp:
-    """Key of caches of what is in the run's file."""
-    return _stamp(run.path)
-
-
-def _stamp(path: Path) -> Stamp:
+def stamp_of(path: Path) -> Stamp:
+    """Key of caches of what is in a run's file."""
     try:
         status = path.stat()
     except OSError:
@@ -54,7 +50,7 @@ def _stamp(path: Path) -> Stamp:
 
 def version_of(path: Path) -> str:
     """Return a text that changes with a run's file."""
-    _, mtime, size = _stamp(path)
+    _, mtime, size = stamp_of(path)
     return f"{mtime:x}-{size:x}"
 
 
@@ -63,14 +59,14 @@ def _stamps(paths: Iterable[Path]) -> tuple[Stamp, ...]:
     for path in paths:
         # deleted between the listing and the look
         with suppress(StoreError):
-            stamps.append(_stamp(path))
+            stamps.append(stamp_of(path))
     return tuple(stamps)
 
 
 # Each keeps its file open.
 @st.cache_resource(max_entries=8, show_spinner=False)
-def _reader(path: str, mtime: int, size: int, name: str) -> RunReader:
-    run = RunReader(Path(path))
+def _reader(stamp: Stamp, name: str) -> RunReader:
+    run = RunReader(Path(stamp[0]))
     run.header = replace(run.header, name=name or run.header.name)
     return run
 
@@ -85,7 +81,7 @@ def _cached(kind: str, stamp: Stamp, of: str, _make: Callable[[], Any]) -> Any:
 
 def remember(kind: str, run: RunReader, of: object, make: Callable[[], Value]) -> Value:
     """Return `make()`, computed once per kind, file and `of` for all viewers; do not change it."""
-    return _cached(kind, stamp_of(run), repr(of), make)
+    return _cached(kind, stamp_of(run.path), repr(of), make)
 
 
 def cached(run: RunReader, make: Callable[..., Value], *arguments: Any, **options: Any) -> Value:
@@ -171,8 +167,7 @@ def searchable(run_ids: Iterable[str]) -> dict[str, str]:
     """
     cache = _by_file("prompts")
     ids = set(run_ids)
-    paths = {stamp: Path(stamp[0]) for stamp in store().stamps()}
-    paths = {stamp: path for stamp, path in paths.items() if path.stem in ids}
+    paths = {stamp: Path(stamp[0]) for stamp in store().stamps() if Path(stamp[0]).stem in ids}
     missing = paths.keys() - cache.keys()
     texts = prompt_texts([paths[stamp] for stamp in missing]) if missing else {}
     for stamp in missing:
@@ -198,28 +193,26 @@ def judged_run(run_id: str) -> str:
 
 def open_run(run_id: str) -> RunReader:
     path = store().path_of(run_id)
-    return _reader(*_stamp(path), labels_of(path.stem).name)
+    return _reader(stamp_of(path), labels_of(path.stem).name)
 
 
 def close(path: Path) -> None:
     """Close a run's file before it is removed, so that the disk gets its space back."""
-    name = labels_of(path.stem).name
-    for stamp in _stamps([path]):
-        _reader.clear(*stamp, name)
+    with suppress(StoreError):
+        _reader.clear(stamp_of(path), labels_of(path.stem).name)
 
 
 def ops_run(run_id: str) -> OpsRun:
     """Return a run of probes of operations, which has no sides."""
     path = store().path_of(run_id)
-    return _cached("probes", _stamp(path), "", lambda: ops_of(path))
+    return _cached("probes", stamp_of(path), "", lambda: ops_of(path))
 
 
 def ledger() -> Ledger:
     """Return the sweeps of the store, cached in the session: it reads each card once."""
-    sweeps = st.session_state.get("ledger")
-    if sweeps is None or sweeps.store.directory != store().directory:
-        sweeps = st.session_state["ledger"] = Ledger(store())
-    return sweeps
+    if "ledger" not in st.session_state:
+        st.session_state["ledger"] = Ledger(store())
+    return st.session_state["ledger"]
 
 
 def watches() -> list[list[Round]]:

@@ -5,7 +5,7 @@ Definitions are glossary.md, metrics.md and each page's section of pages.md in d
 
 import functools
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
@@ -89,26 +89,28 @@ def title(page: Page, run: RunReader | None = None) -> None:
 def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     """Draw the title and the pair; stop with a sentence if there is no run, or top tokens only."""
     view = selection.current_view()
-    title(page, None if view is None else view.run)
     if view is None:
+        title(page)
         empty()
+    title(page, view.run)
     header = view.header
     about = header.provenance
-    facts = filter(None, (wording.model_name(about.model), header.compute_dtype, about.device))
-    details = "".join(f" · {escape(fact)}" for fact in facts)
+    facts = (wording.model_name(about.model), header.compute_dtype, about.device)
+    details = "".join(f" · {escape(fact)}" for fact in facts if fact)
     st.markdown(
         f"**{escape(header.name)}** — reference `{code(view.pair.reference)}`, variant"
         f" `{code(view.pair.variant)}`{details}",
     )
     lack = ""
+    is_of_tokens = page.name in ("flips", "near_ties")
     if header.is_long and page.name != OVERVIEW:
         lack = f"A run of {header.rows:,} positions has an Overview only."
-    elif page.name in ("flips", "near_ties") and view.run.has_rollouts:
+    elif is_of_tokens and view.run.has_rollouts:
         lack = (
             f"{page.title} needs both sides' top tokens: this run has one log-probability per"
             " token."
         )
-    elif page.name in ("flips", "near_ties") and not header.has_tokens:
+    elif is_of_tokens and not header.has_tokens:
         lack = f"{page.title} need logits; this run holds other values."
     elif view.is_list and needs_rows:
         lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
@@ -146,15 +148,25 @@ def tabs(
     return visible
 
 
-def choice(label: str, names: Mapping[str, str], key: str) -> str:
-    """Draw a row of options by their words; the first if the session holds none of them."""
+def metrics(figures: Mapping[str, tuple[str, str]], places: int) -> None:
+    """Draw figures side by side in so many places. figures: value and help by label."""
+    for column, (label, (value, about)) in zip(st.columns(places), figures.items(), strict=False):
+        column.metric(label, value, help=about or None)
+
+
+def choice(label: str, names: Mapping[str, str] | Sequence[str], key: str, **look: Any) -> str:
+    """Draw a row of options, by their words if they have others; the first if the session holds
+    none of them.
+    """
     selection.settle(key, names)
+    words = names if isinstance(names, Mapping) else dict(zip(names, names, strict=True))
     chosen = st.segmented_control(
         label,
         names,
-        format_func=names.__getitem__,
+        format_func=words.__getitem__,
         required=True,
         key=key,
+        **look,
     )
     return str(chosen)
 
@@ -169,6 +181,11 @@ def table_height(rows: int, most: int) -> int:
     that more follow.
     """
     return ROW * (max(rows, 1) + 1) + 3 if rows <= most else int(ROW * (most + 1.5))
+
+
+def select(label: str, names: Mapping[Any, str], key: str, **look: Any) -> Any:
+    """Draw a select box of options by their words."""
+    return st.selectbox(label, names, format_func=names.__getitem__, key=key, **look)
 
 
 def room(name: str, height: int) -> DeltaGenerator:
@@ -199,9 +216,9 @@ def report_errors() -> Iterator[None]:
 
 
 def button(
-    draw: Callable[..., bool],
     label: str,
     key: str,
+    draw: Callable[..., bool] = st.button,
     *,
     disabled: bool = False,
     **look: Any,
@@ -289,8 +306,9 @@ def causes(view: selection.View) -> None:
 def empty() -> NoReturn:
     """Draw what to do if there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
-    st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
-    st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
+    for label in ("Upload a dump", "Capture a run"):
+        tab = label.split()[0].lower()
+        st.page_link(PAGES / "new_run.py", label=label, query_params={"tab": tab})
     code_block(
         f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype'
         " bfloat16",

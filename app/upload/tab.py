@@ -169,15 +169,14 @@ def draw_form(files: tuple[Arrived, ...], others: Sequence[Arrived]) -> dict[str
             )
             if others:
                 names = {"": "none", **{each.upload.upload_id: each.path.name for each in others}}
-                st.selectbox(
+                widgets.select(
                     "Exact result",
                     names,
-                    format_func=names.__getitem__,
-                    key=exact_key(files),
+                    exact_key(files),
                     help="What the 16-bit sides compute, in float32 or float64. Trusted 16-bit"
                     " results in its file are the measure of rounding.",
                 )
-        is_saved = widgets.button(st.button, "Save as a run", f"save_{key}", type="primary")
+        is_saved = widgets.button("Save as a run", f"save_{key}", type="primary")
         return options if is_saved else None
 
 
@@ -246,4 +245,4 @@ def draw(_: selection.View | None) -> None:
     if current:
         heading.subheader("Jobs")
     with below:
-        job_list(jobs, "upload", current)
+        job_list("upload", current)

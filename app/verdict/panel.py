@@ -8,11 +8,11 @@ server.
 import json
 import re
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import NoReturn
 
-import numpy as np
 import pandas as pd
 import streamlit as st
 
@@ -74,11 +74,11 @@ def verdict(view: View) -> Answer:
     return answer
 
 
-def checks(view: View, answer: Answer) -> None:
+def checks(answer: Answer) -> None:
     """Draw every check as a line with its figure: open if it failed."""
     st.subheader("Checks")
     for number, (title, row) in enumerate(answer.titled_checks):
-        _check(view, title, row, f"check_{number}", is_open=row.outcome == FAILED)
+        _check(title, row, f"check_{number}", is_open=row.outcome == FAILED)
     if answer.not_run:
         st.caption(answer.not_run_line)
 
@@ -87,8 +87,7 @@ def _next_step(view: View, answer: Answer) -> None:
     """Draw what to do next as a button: judge the run, bring a control, or open the page that says
     more; nothing if no page does.
     """
-    is_upload = view.header.provenance.kind == "upload"
-    if not is_upload and not answer.is_judged:
+    if view.header.provenance.kind != "upload" and not answer.is_judged:
         _how_to_judge(view)
         return
     is_rollout = view.run.has_rollouts
@@ -113,11 +112,9 @@ def _next_step(view: View, answer: Answer) -> None:
     if part:
         with st.container(key="next_step"):
             page = PAGES / f"{navigation.PAGE_OF[part].name}.py"
-            place = answer.first_place or (view.prompt, view.position)
-            at = dict(zip(("prompt", "position"), map(str, place), strict=True))
-            query = address.of(view, part)
-            query |= {key: value for key, value in at.items() if key in query}
-            st.page_link(page, label=f"{label} →", query_params=query)
+            prompt, position = answer.first_place or (view.prompt, view.position)
+            place = replace(view, prompt=prompt, position=position)
+            st.page_link(page, label=f"{label} →", query_params=address.of(place, part))
 
 
 def _next_page(view: View, answer: Answer) -> tuple[str, str]:
@@ -244,7 +241,7 @@ def _progress(title: str) -> None:
     )
 
 
-def _check(view: View, title: str, row: Evidence, key: str, *, is_open: bool) -> None:
+def _check(title: str, row: Evidence, key: str, *, is_open: bool) -> None:
     """Draw one check: outcome, title and line; opened, its chart, what was run and its figures."""
     icon, colour = _OUTCOMES[row.outcome]
     step = st.expander(
@@ -261,13 +258,7 @@ def _check(view: View, title: str, row: Evidence, key: str, *, is_open: bool) ->
     with step:
         figures = row.figures
         if isinstance(figures, AloneFigures) and figures.modules:
-            chart = charts.over_modules(
-                list(figures.modules),
-                np.array(figures.alone_rms, float),
-                np.array(figures.own_rounding_rms, float),
-                next(iter(figures.modules_beyond), None),
-            )
-            plots.draw(chart, f"modules_{key}", exports.picture_of(view, f"modules-{row.side}"))
+            plots.draw(charts.over_modules(figures), f"modules_{key}", f"modules-{row.side}")
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"
                 " model in float32.",

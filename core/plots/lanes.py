@@ -17,7 +17,6 @@ MOST_CELLS = 512  # of a lane: about 2 px each in a wide window
 _GAP = 17  # px between lanes, for the name of the prompt
 _HEIGHTS = {1: 220, 2: 120, 3: 90}  # px of a lane, by the number of lanes
 _LOWEST = 36
-_UNDRAWN = {"opacity": 0, "maxdisplayed": 1}
 _FLOOR = "rgba(138, 147, 160, 0.28)"
 
 
@@ -103,8 +102,14 @@ def position_lanes(
         dtick=1 if last - first < 8 else None,
     )
     above = 6 if is_single else _GAP
-    style.layout(figure, height + 66 + above, "position", **style.NEAREST_CLICK)
-    return figure.update_layout(legend={"y": 1 + above / height}, margin={"t": 28 + above})
+    return style.layout(
+        figure,
+        height + 66 + above,
+        "position",
+        legend={"y": 1 + above / height},
+        margin={"t": 28 + above},
+        **style.NEAREST_CLICK,
+    )
 
 
 def _y_axis(lane: int) -> str:
@@ -139,8 +144,7 @@ def _traces(
             "fillcolor": _FLOOR,
             "line": {"shape": "hvh", "width": 0},
         }
-        traces.append(area)
-        traces += _line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})
+        traces += [area, *_line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})]
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
     traces[-1] |= _hover(shown, f"{where}{quantity} %{{text}}")
@@ -178,14 +182,14 @@ def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
     if is_lone.any():
         marks = {"x": x[is_lone], "y": heights[is_lone], "marker": {**color, "size": 6}}
         traces.append({**common, **marks, "mode": "markers"})
-    line = {"x": x, "y": heights, "line": color | look, "marker": _UNDRAWN}
+    line = {"x": x, "y": heights, "line": color | look, "marker": style.UNDRAWN}
     return [*traces, {**common, **line, "mode": "lines+markers"}]
 
 
 def _hover(rows: DataFrame, about: str) -> Record:
     """Return what a click gives, prompt and position, and what a hover shows: also the ratio."""
     return {
-        "customdata": rows[["prompt", "position", "max_abs"]].to_numpy(float),
+        "customdata": rows[["prompt", "position"]].to_numpy(float),
         "text": rows["text"].tolist(),
         "hoverinfo": None,
         "hovertemplate": f"{about}<extra></extra>",
@@ -199,18 +203,16 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
     floor = float(floors.clip(lower=floors.median() / 10).min())
     columns = ["max_abs"] if np.isnan(floor) else ["max_abs", "rms"]
     values = np.append(drawn[columns].to_numpy(float), floor)
-    values = values[np.isfinite(values) & (values > 0)]
-    ends = [values.min(), values.max()] if len(values) else [0.1, 1.0]
-    bottom = float(np.log10(ends[0])) - 0.15
-    top = float(np.log10(ends[1])) + 0.25
+    low, high = style.span(values, (0.1, 1.0))
+    bottom = float(np.log10(low)) - 0.15
+    top = float(np.log10(high)) + 0.25
     powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
+    ticks = 10.0**powers
     if len(powers) < 2:
         decades = 10.0 ** np.arange(np.floor(bottom), top)
         steps = np.multiply.outer(decades, (1, 2, 5)).ravel()
         ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
-    else:
-        ticks = 10.0**powers
     return {**axis, "tickvals": style.every_few(ticks, most)}
 
 

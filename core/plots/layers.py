@@ -13,12 +13,14 @@ from ..numerics.arrays import Array, DataFrame, Record
 from ..runs.queries.layers import RESIDUAL, first_beyond
 from ..text import on_axis, visible
 from .style import (
+    CLICKABLE,
     FLIP,
     MISMATCH,
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
     ULPS,
+    UNDRAWN,
     add_floor,
     every_few,
     gaps_at_zero,
@@ -26,6 +28,7 @@ from .style import (
     inert,
     layout,
     selected_line,
+    span,
 )
 
 MEASURES = {
@@ -46,18 +49,20 @@ _HOVER = {
     "state": "%{{customdata[2]}} (0: the same choice, 1: near tie, 2: beyond)",
 }
 _MOST_NAMED = 20  # rows whose names fit next to a map
-_BELOW_MARK = {"margin": {"t": 46}}  # room for the selected position
+_BELOW_MARK: dict = {"margin": {"t": 46}}  # room for the selected position
 _NAMES_ALONG = 7  # modules whose names fit below a chart
 _OUTPUT_UNITS = "RMS difference, output units"
 
 
-def short_name(module: str, kind: str, block: int) -> str:
-    """`layer 3`; of a module in it the last part of its name too, `layer 3 o_proj`."""
-    layer = "" if pd.isna(block) else f"layer {block}"
-    if kind == RESIDUAL:
-        return layer
-    own_name = module.rpartition(".")[2]
-    return f"{layer} {visible(own_name)}".strip()
+def _short_names(modules: DataFrame) -> dict[int, str]:
+    """`layer 3` by ordinal; of a module in it the last part of its name too, `layer 3 o_proj`."""
+    names = {}
+    for row in modules.itertuples():
+        name = "" if pd.isna(row.block) else f"layer {row.block}"
+        if row.kind != RESIDUAL:
+            name += f" {visible(row.module.rpartition('.')[2])}"
+        names[row.ordinal] = name.strip()
+    return names
 
 
 def _hover_text(measure: str, values: Array) -> str:
@@ -69,8 +74,7 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
 
     LINEAR measures from 0, the others logarithmic.
     """
-    finite = values[np.isfinite(values) & (values > 0)]
-    low, high = (finite.min(), finite.max()) if len(finite) else (1.0, 1.0)
+    low, high = span(values)
     shade = gaps_at_zero(values)
     title = {"text": MEASURES[measure], "side": "right"}
     bar: Record = {"thickness": 12, "len": 1.0, "title": title}
@@ -163,23 +167,20 @@ def position_map(
         x=borders,
         y=np.arange(len(rows)),
     )
-    # A heatmap takes no click; points do, and one that is not drawn costs nothing.
+    # A heatmap takes no click; points do.
     i, j = np.nonzero(~np.isnan(values))
     shown = np.where(np.isinf(values[i, j]), -1, values[i, j])
     figure.add_scatter(
         x=((borders[:-1] + borders[1:]) / 2)[j],
         y=i,
-        mode="markers",
         name="cells",
         text=np.array([inert(names[row]) for row in rows], object)[i],
         customdata=np.stack([rows[i], first[j], shown], axis=1),
-        marker={"opacity": 0, "maxdisplayed": 1},
-        selected={"marker": {"opacity": 0}},
-        unselected={"marker": {"opacity": 0}},
         hovertemplate=(
             f"%{{text}}<br>from position %{{customdata[1]:,.0f}}: {_hover_text(measure, values)}"
             "<extra></extra>"
         ),
+        **CLICKABLE | {"mode": "markers", "marker": UNDRAWN},
     )
     # above the map: on it, it would cover the first rows
     figure.add_annotation(
@@ -201,8 +202,8 @@ def position_map(
         ticktext=[inert(ticks[rows[place]]) for place in label_rows],
         tickfont={"size": 10},
     )
-    layout(figure, _map_height(len(rows)), "position", showlegend=False, **NEAREST_CLICK)
-    return figure.update_layout(_BELOW_MARK)
+    height = _map_height(len(rows))
+    return layout(figure, height, "position", showlegend=False, **NEAREST_CLICK, **_BELOW_MARK)
 
 
 def _map_height(rows: int) -> int:
@@ -312,8 +313,7 @@ def module_growth(modules: DataFrame) -> go.Figure:
         marker={"size": 6, "symbol": "diamond"},
         opacity=0.85,
     )
-    about = modules[["module", "kind", "block"]].to_numpy(object)
-    names = [short_name(*row) for row in about]
+    names = [*_short_names(modules).values()]
     beyond = first_beyond(modules)
     if beyond is not None:
         place = int(np.flatnonzero(modules["ordinal"] == beyond.ordinal)[0])
@@ -344,16 +344,16 @@ def module_growth(modules: DataFrame) -> go.Figure:
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    layout(
+    return layout(
         figure,
         220,
         "module in execution order, a layer at its end",
         _OUTPUT_UNITS,
         every,
+        # half of the last name needs room on the right
+        margin={"r": 30},
         **NEAREST_CLICK,
     )
-    # half of the last name needs room on the right
-    return figure.update_layout(margin={"r": 30})
 
 
 def module_positions(along: DataFrame, selected: int) -> go.Figure:
@@ -366,14 +366,14 @@ def module_positions(along: DataFrame, selected: int) -> go.Figure:
     floor = along["floor_rms"].to_numpy(float)
     every = np.concatenate([rms, floor])
     written = hover(every)
-    of_floor = written.replace("%{y", "%{customdata[1]")
+    of_floor = written.replace("%{y", "%{customdata[0]")
     add_floor(figure, positions, floor)
     figure.add_scatter(
         x=positions,
         y=rms,
         name="this pair",
         line={"color": REFERENCE, "width": 1.6},
-        customdata=np.stack([positions, floor], axis=1),
+        customdata=np.stack([floor, positions], axis=1),
         hovertemplate=f"position %{{x}}<br>pair {written}, noise floor {of_floor}<extra></extra>",
         mode="lines+markers",
         marker={"size": 4},
@@ -390,5 +390,4 @@ def names_of(modules: DataFrame) -> tuple[dict[int, str], dict[int, str]]:
     ticked = modules
     if len(modules) > _MOST_NAMED:
         ticked = modules[modules["kind"] == RESIDUAL]
-    about = ticked[["ordinal", "module", "kind", "block"]].to_numpy(object)
-    return names, {ordinal: short_name(*row) for ordinal, *row in about}
+    return names, _short_names(ticked)

@@ -15,6 +15,7 @@ from .style import (
     NEAREST_CLICK,
     QUIET,
     REFERENCE,
+    UNDRAWN,
     VARIANT,
     gaps_at_zero,
     hover,
@@ -82,7 +83,7 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         look: Record = {"opacity": 0.8}
         if is_dense:
             _add_density(figure, x[mask], y[mask], ends, color)
-            look = {"maxdisplayed": 1, "opacity": 0}
+            look = UNDRAWN
         figure.add_scatter(
             x=x[mask],
             y=y[mask],
@@ -104,18 +105,18 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         figure.add_annotation(
             x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
         )
-    layout(
+    figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
+    figure.update_yaxes(range=np.log10(ends[1]))
+    return layout(
         figure,
         460,
         "largest difference at the position, logits",
         "smaller margin of the two sides, logits",
         y,
-        **NEAREST_CLICK,
+        # Room above the legend for the buttons of the figure, which would lie on it.
+        margin={"t": 58},
+        **NEAREST_CLICK | {"hoverdistance": 20},
     )
-    figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
-    figure.update_yaxes(range=np.log10(ends[1]))
-    # Room above the legend for the buttons of the figure, which would lie on it.
-    return figure.update_layout(hoverdistance=20, margin={"t": 58})
 
 
 def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record, ...]:

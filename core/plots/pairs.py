@@ -5,12 +5,27 @@ over the modules.
 import numpy as np
 import plotly.graph_objects as go
 
+from ..checks.modules_alone import AloneFigures
 from ..numerics.arrays import Array, DataFrame
-from . import style
+from .style import (
+    CLICKABLE,
+    MISMATCH,
+    NEAREST_CLICK,
+    QUIET,
+    REFERENCE,
+    VARIANT,
+    add_floor,
+    add_lone,
+    every_few,
+    gaps_at_zero,
+    hover,
+    inert,
+    layout,
+)
 
 # A color is a run, not a side. Okabe-Ito without vermilion, in which flips are marked.
 RUNS = ("#0072B2", "#009E73", "#CC79A7", "#56B4E9", "#9A6FD6", "#E69F00")
-_DASHED = {"color": style.MISMATCH, "width": 1.4, "dash": "dash"}
+_DASHED = {"color": MISMATCH, "width": 1.4, "dash": "dash"}
 
 
 def floor_ratio(
@@ -25,28 +40,27 @@ def floor_ratio(
     """
     figure = go.Figure()
     positions = ratios["position"].to_numpy(int)
-    ratio = style.gaps_at_zero(ratios["ratio"].to_numpy(float))
-    written = style.hover(ratio)
+    ratio = gaps_at_zero(ratios["ratio"].to_numpy(float))
+    written = hover(ratio)
     figure.add_scatter(
         x=positions,
         y=ratio,
-        line={"color": style.REFERENCE, "width": 1.6},
+        line={"color": REFERENCE, "width": 1.6},
         name="RMS / noise floor",
-        customdata=positions[:, None],
         hovertemplate=f"position %{{x}}: {written}x the noise floor<extra></extra>",
-        **style.CLICKABLE,
+        **CLICKABLE,
     )
-    style.add_lone(figure, positions, ratio, style.REFERENCE)
-    figure.add_hline(y=1, line={"color": style.QUIET, "width": 1.2, "dash": "dot"})
+    add_lone(figure, positions, ratio, REFERENCE)
+    figure.add_hline(y=1, line={"color": QUIET, "width": 1.2, "dash": "dot"})
     if threshold is not None:
         figure.add_hline(y=threshold, line=_DASHED)
     for name, mask, marker in (
         (
             "flip",
             np.isin(positions, flips) & ~np.isnan(ratio),
-            {"color": style.VARIANT, "symbol": "x", "size": 9},
+            {"color": VARIANT, "symbol": "x", "size": 9},
         ),
-        ("outlier", ratio > (threshold or np.inf), {"color": style.MISMATCH, "size": 7}),
+        ("outlier", ratio > (threshold or np.inf), {"color": MISMATCH, "size": 7}),
     ):
         if mask.any():
             figure.add_scatter(
@@ -54,17 +68,16 @@ def floor_ratio(
                 y=ratio[mask],
                 mode="markers",
                 name=name,
-                customdata=positions[mask][:, None],
                 marker=marker,
                 hovertemplate=f"{name} at %{{x}}: {written}x the noise floor<extra></extra>",
             )
-    return style.layout(
+    return layout(
         figure,
         280,
         "position",
         f"RMS / noise floor, {dtype}",
         np.append(ratio, threshold or 1),
-        **style.NEAREST_CLICK,
+        **NEAREST_CLICK,
     )
 
 
@@ -80,27 +93,27 @@ def runs_by_position(
     runs = [(name, table[table["prompt"] == prompt]) for name, table in runs]
     figure = go.Figure()
     every = np.concatenate([table[by].to_numpy(float) for _, table in runs])
-    written = style.hover(every)
+    written = hover(every)
     flips = []
     for place, ((name, table), color) in enumerate(zip(runs, RUNS, strict=False)):
         at = table["position"].to_numpy(int)
-        values = style.gaps_at_zero(table[by].to_numpy(float))
-        hover = f"position %{{x}}: {written}<extra>{style.inert(name)}</extra>"
+        values = gaps_at_zero(table[by].to_numpy(float))
+        text = f"position %{{x}}: {written}<extra>{inert(name)}</extra>"
         figure.add_scatter(
             x=at,
             y=values,
             mode="lines",
             line={"color": color, "width": 1.6},
-            name=style.inert(name),
+            name=inert(name),
             legendgroup=str(place),
-            hovertemplate=hover,
+            hovertemplate=text,
         )
-        style.add_lone(figure, at, values, color, 4)
+        add_lone(figure, at, values, color, 4)
         is_marked = table["is_flip"].to_numpy(bool) & ~np.isnan(values)
-        flips.append((at[is_marked], values[is_marked], color, hover))
+        flips.append((at[is_marked], values[is_marked], color, text))
     flips = [one for one in flips if len(one[0])]
     # flips come after every line, so that none is drawn over them
-    for at, values, color, hover in flips:
+    for at, values, color, text in flips:
         figure.add_scatter(
             x=at,
             y=values,
@@ -108,40 +121,38 @@ def runs_by_position(
             name="flip",
             legendgroup="flip",
             marker={
-                "color": style.VARIANT,
+                "color": VARIANT,
                 "size": 10,
                 "symbol": "x",
                 "line": {"color": color, "width": 1},
             },
             showlegend=at is flips[0][0],
-            hovertemplate=f"flip at {hover}",
+            hovertemplate=f"flip at {text}",
         )
-    return style.layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
+    return layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
 
 
-def over_modules(
-    names: list[str],
-    side: Array,
-    own: Array,
-    first: str | None,
-) -> go.Figure:
+def over_modules(figures: AloneFigures) -> go.Figure:
     """rms error of every module of a side and of the model's own rounding, in the order in which
     they run, log axis.
 
-    Units are those of each module's output. first: the module that differs first, marked. Blocks,
-    which a name that ends in a number is, are labelled.
+    Units are those of each module's output. The module that differs first is marked. Blocks, which
+    a name that ends in a number is, are labelled.
     """
     figure = go.Figure()
+    names = figures.modules
+    side = np.array(figures.alone_rms, float)
+    own = np.array(figures.own_rounding_rms, float)
     places = np.arange(len(names))
-    labels = [style.inert(name) for name in names]
+    labels = [inert(name) for name in names]
     every = np.concatenate([side, own])
-    written = style.hover(every)
-    style.add_floor(figure, places, own, name="model in float32")
+    written = hover(every)
+    add_floor(figure, places, own, name="model in float32")
     figure.add_scatter(
         x=places,
-        y=style.gaps_at_zero(side),
+        y=gaps_at_zero(side),
         mode="lines+markers",
-        line={"color": style.REFERENCE, "width": 1.6},
+        line={"color": REFERENCE, "width": 1.6},
         marker={"size": 5},
         name="this side",
         customdata=np.stack([np.array(labels, object), own.astype(object)], axis=1),
@@ -150,20 +161,21 @@ def over_modules(
             f" {written.replace('%{y', '%{customdata[1]')}<extra></extra>"
         ),
     )
-    if first in names:
-        place = names.index(first)
+    for place, label in enumerate(labels):
+        if names[place] not in figures.modules_beyond[:1]:
+            continue
         side_of_line = "right" if place < len(names) / 2 else "left"
         figure.add_vline(
             x=place,
             line=_DASHED,
-            annotation={"text": labels[place], "font": {"color": style.MISMATCH}},
+            annotation={"text": label, "font": {"color": MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     endings = [name.rpartition(".")[2] for name in names]
     blocks = [place for place, ending in enumerate(endings) if ending.isdigit()]
-    blocks = style.every_few(blocks, 12)
+    blocks = every_few(blocks, 12)
     figure.update_xaxes(tickvals=blocks, ticktext=[endings[place] for place in blocks])
-    return style.layout(
+    return layout(
         figure,
         320,
         "module in execution order (tick: end of a layer)",
@@ -186,13 +198,11 @@ def ulp_histogram(histogram: dict[int, int], dtype: str) -> go.Figure:
         go.Bar(
             x=labels,
             y=counts,
-            marker_color=[style.QUIET, *[style.REFERENCE] * top],
+            marker_color=[QUIET, *[REFERENCE] * top],
             hovertemplate="%{x} ULPs: %{y:,} elements<extra></extra>",
         ),
     )
     figure.update_xaxes(type="category")
     most = float(np.log10(max(*counts, 10)))
     figure.update_yaxes(range=[np.log10(0.5), most + 0.05 * (most + 0.3)])
-    return style.layout(
-        figure, 300, f"distance, ULPs of {dtype}", "elements", np.array([1, *counts])
-    )
+    return layout(figure, 300, f"distance, ULPs of {dtype}", "elements", np.array([1, *counts]))

@@ -15,8 +15,6 @@ REFERENCE = "#0072B2"
 VARIANT = "#D55E00"
 FLIP = "#CC79A7"
 QUIET = "#8A93A0"
-# keys and values are no sides: colours of their own
-KINDS = {"key": "#009E73", "value": "#9A6FD6"}
 LAYOUT = {
     "margin": {"l": 8, "r": 8, "t": 28, "b": 8},
     "legend": {"orientation": "h", "y": 1.02, "yanchor": "bottom", "x": 0},
@@ -35,7 +33,7 @@ def layout(
     scale = {} if log is None else log_axis(log)
     # before a second axis comes by the options, which has its own title and scale
     figure.update_yaxes(title_text=y, **scale)
-    figure.update_layout(height=height, **LAYOUT, **options)
+    figure.update_layout(height=height, **LAYOUT).update_layout(**options)
     # separators up to a million; from there on, powers of ten at every tick
     form = {"separatethousands": True, "exponentformat": "power", "minexponent": 5}
     figure.update_xaxes(title_text=x, automargin=True, **form)
@@ -50,13 +48,15 @@ def inert(text: str) -> str:
     return html.escape(text, quote=False)
 
 
+def span(values: Array, empty: tuple[float, float] = (1.0, 1.0)) -> tuple[float, float]:
+    """Return the smallest and the largest finite value above 0; `empty` if there is none."""
+    finite = values[np.isfinite(values) & (values > 0)]
+    return (finite.min(), finite.max()) if len(finite) else empty
+
+
 def log_axis(values: Array) -> dict:
     """Return a log axis for values; values of 0 and below are not on it."""
-    finite = values[np.isfinite(values) & (values > 0)]
-    low, high = 1.0, 10.0
-    if len(finite):
-        low = finite.min()
-        high = finite.max()
+    low, high = span(values)
     # powers of ten if there are two, else few steps
     labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
     form = ",.3~r" if is_written_out((low, high)) else ".0e"
@@ -67,18 +67,14 @@ def hover(values: Array, of: str = "y") -> str:
     """Return the placeholder of a hover for one of `values`, in the form of their axis: three
     digits, written out or as powers of ten.
     """
-    sizes = np.abs(values[np.isfinite(values) & (values != 0)])
-    is_plain = not len(sizes) or is_written_out((sizes.min(), sizes.max()))
-    form = ",.3~r" if is_plain else ".2~e"
+    form = ",.3~r" if is_written_out(span(np.abs(values))) else ".2~e"
     return f"%{{{of}:{form}}}"
 
 
 def is_lone(y: Array) -> Array:
     """Return which values have a gap, NaN, on either side."""
-    is_gap = np.isnan(np.concatenate([[np.nan], y, [np.nan]]))
-    before = is_gap[:-2]
-    after = is_gap[2:]
-    lone: Array = ~is_gap[1:-1] & before & after
+    is_gap = np.isnan(np.pad(y, 1, constant_values=np.nan))
+    lone: Array = ~is_gap[1:-1] & is_gap[:-2] & is_gap[2:]
     return lone
 
 
@@ -104,7 +100,6 @@ def add_floor(
     x: Array,
     floor: Array,
     name: str = "noise floor",
-    **more: object,
 ) -> None:
     """Draw a noise floor as a dotted line; gaps if it is 0, nothing if none was measured."""
     if not np.isnan(floor).all():
@@ -115,13 +110,12 @@ def add_floor(
             line={"color": QUIET, "width": 1.6, "dash": "dot"},
             name=name,
             hoverinfo="skip",
-            **more,
         )
         # behind the pair's, which may be at the same place
         add_lone(figure, x, gaps_at_zero(floor), QUIET, 8)
 
 
-def selected_line(x: int) -> dict:
+def selected_line(x: float) -> dict:
     """Line at what is selected, as a shape of a layout."""
     return {
         "type": "line",
@@ -139,6 +133,8 @@ def gaps_at_zero(values: Array) -> Array:
     return np.where(values > 0, values, np.nan)
 
 
+# points that are there to be hovered and clicked; one that is not drawn costs nothing
+UNDRAWN: dict = {"opacity": 0, "maxdisplayed": 1}
 # A line takes no click, its markers do; these are not drawn, and the nearest one takes the click.
 CLICKABLE: dict = {
     "mode": "lines+markers",

@@ -188,8 +188,7 @@ sys.exit(2)
     program(monkeypatch, tmp_path, source)
     job = jobs.submit([], title="kept", device="cpu")
     done = wait(jobs, job.number, lambda j: j.is_over)
-    assert done.state == "done"
-    assert done.run_id == "kept"
+    assert (done.state, done.run_id) == ("done", "kept")
     assert done.message == "path 'static': out of memory. The run was kept."
 
 

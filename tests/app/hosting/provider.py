@@ -32,7 +32,6 @@ class Provider:
         self.url = url
         self.claims = {}
         self.faults = set()
-        self.asked = []
         self._key = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
         self._other = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
         self._codes = {}
@@ -63,7 +62,6 @@ class Provider:
     async def authorize(self, request):
         """Everybody who comes is signed in."""
         query = dict(request.query_params)
-        self.asked.append(query)
         code = f"code-{len(self._codes)}"
         self._codes[code] = query
         return RedirectResponse(

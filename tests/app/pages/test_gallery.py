@@ -281,17 +281,14 @@ def unfolded(app, rows):
     """The list of deleted runs, with some of them ticked."""
     app.session_state["trash_fold"] = True
     app.run()
-    table = next(each for each in app.dataframe if str(each.key).startswith("trash_"))
-    app.session_state[str(table.key)] = {"selection": {"rows": rows, "columns": [], "cells": []}}
+    app.session_state[str(trash(app).key)] = {
+        "selection": {"rows": rows, "columns": [], "cells": []}
+    }
     return app.run()
 
 
 def trash(app):
-    return (
-        next(each for each in app.dataframe if str(each.key).startswith("trash_"))
-        .value["run"]
-        .tolist()
-    )
+    return next(each for each in app.dataframe if str(each.key).startswith("trash_"))
 
 
 def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store):
@@ -301,7 +298,7 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     assert "Recently deleted: 1 run, 11.2 MB" in page_text(app)
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
-    assert trash(app) == ["mine"]
+    assert trash(app).value["run"].tolist() == ["mine"]
     app.button(key="restore").click().run()
     assert own_store.has("mine")
     assert "Recently deleted" not in page_text(app)

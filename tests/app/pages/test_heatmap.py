@@ -90,7 +90,7 @@ def test_the_map_opens_by_rank_and_a_link_of_before_by_token_id(link, order, row
 
 
 def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
-    monkeypatch.setattr(canvas.heatmap, "MOST_READ", 20 * 4096)
+    monkeypatch.setattr(canvas, "MOST_READ", 20 * 4096)
     assert drawn(opened(position="89"))["window"]["rows"] == [79, 99]
     assert drawn(opened(position="285"))["window"]["rows"] == [267, 287]
     session = dict.fromkeys(("heatmap_rows", "heatmap_tokens", "heatmap_order"), "") | {

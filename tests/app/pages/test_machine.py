@@ -95,17 +95,7 @@ def test_the_form_is_a_command_line(asked, expected):
 def test_a_finished_job_opens_its_probes_on_this_page(own_store, monkeypatch):
     for run_id in ("one", "two"):
         write_ops_run(own_store, header(), [STEADY], run_id=run_id)
-    jobs = [
-        Job(
-            number,
-            "probes",
-            "cpu",
-            ("ops",),
-            state="done",
-            run_id="one",
-        )
-        for number in (1, 2)
-    ]
+    jobs = [Job(n, "probes", "cpu", ("ops",), state="done", run_id="one") for n in (1, 2)]
     dismissed = []
     monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": jobs * (kind == "ops"))
     monkeypatch.setattr(Jobs, "forget", lambda self, number: dismissed.append(number))

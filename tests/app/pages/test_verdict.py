@@ -197,12 +197,7 @@ def test_a_check_that_names_modules_opens_with_its_chart(own_store):
     )
     app = opened(("check_0",), run=judged_run(own_store, "bug suspected", evidence=[row]))
     assert "RMS error vs. float64" in page_text(app)
-    figure = charts.over_modules(
-        list(MODULES_ALONE.modules),
-        np.array(MODULES_ALONE.alone_rms),
-        np.array(MODULES_ALONE.own_rounding_rms),
-        "<b>x</b>",
-    )
+    figure = charts.over_modules(MODULES_ALONE)
     assert "<b>x" not in figure.to_json().replace("\\u003c", "<")
     assert np.isnan(figure.data[1].y[0])  # a log axis has no 0
     assert figure.data[1].y[3] == 1e-3
