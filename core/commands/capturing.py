@@ -331,7 +331,7 @@ def tell_end(
             pairs, header = report_of_run(run)[0], run.header
         judged = [pair for pair in pairs if pair.answer.is_judged]
         for pair in [] if is_verdict_printed else judged:
-            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
+            print_answer(pair.answer, pair, err)
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]

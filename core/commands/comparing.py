@@ -17,7 +17,7 @@ from typer import Argument, Option
 from ..checks.responses import CONTEXT
 from ..errors import UsageError
 from ..judging.in_memory import are_arrays, compare_arrays
-from ..runs.reports.conditions import ALLOWED, Condition, parse_conditions
+from ..runs.reports.conditions import ALLOWED, parse_conditions
 from ..runs.reports.report_json import as_json, report_of_run
 from ..text import clean
 from . import options
@@ -166,50 +166,26 @@ def compare_files(
     with opened as run:
         if positions:
             run.header.check_short()
-        return _compare_sides(run, conditions, variant, positions, framework, corpus)
+        header, texts = run.header, run.vocabulary
+        pairs, classes = report_of_run(run)
+        mismatch, corpora, gate = None, [], None
+        if framework or run.has_rollouts:
+            from .rl import mismatch_of, print_mismatch
 
+            mismatch = mismatch_of(run, framework)
+            pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
+        if corpus:
+            from .corpora import corpora_of, print_corpus
 
-@contextmanager
-def of_files(compared: Callable[..., AbstractContextManager[Run]]) -> Iterator[Run]:
-    """Yield a run that is made of files, while its progress is shown, and print what it notes."""
-    with ExitStack() as stack:
-        with steps() as say:
-            run = stack.enter_context(compared(on_progress=say))
-        if note := run.header.provenance.note:
-            print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
-        yield run
+            corpora = corpora_of(run, variant)
+        if conditions:
+            from ..runs.reports.gate import gate_of
 
-
-def _compare_sides(
-    run: Run,
-    conditions: Sequence[Condition],
-    variant: str | None,
-    positions: bool,
-    framework: str | None,
-    corpus: bool,
-) -> Comparison:
-    """Return the figures of a run. variant: of which flips are shown, and the summary of JSON."""
-    header, texts = run.header, run.vocabulary
-    mismatch, corpora, gate = None, [], None
-    if framework or run.has_rollouts:
-        from .rl import mismatch_of, print_mismatch
-
-        mismatch = mismatch_of(run, framework)
-    if corpus:
-        from .corpora import corpora_of, print_corpus
-
-        corpora = corpora_of(run, variant)
-    pairs, classes = report_of_run(run)
-    pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
-    if conditions:
-        from ..runs.reports.gate import gate_of
-
-        gate = gate_of(run, pairs, conditions)
-    # Of responses: inputs of other lengths, texts that differ.
-    contexts: list[str] = []
-    for pair in pairs:
-        contexts += [row.says for row in pair.answer.checks if row.check == CONTEXT]
+            gate = gate_of(run, pairs, conditions)
     report = as_json(pairs, classes, header, variant=variant, with_positions=positions)
+    # of responses: inputs of other lengths, texts that differ
+    checks = [row for pair in pairs for row in pair.answer.checks]
+    contexts = [row.says for row in checks if row.check == CONTEXT]
     if corpora:
         report["corpora"] = corpora
     if contexts:
@@ -227,3 +203,14 @@ def _compare_sides(
             print_corpus(each)
 
     return Comparison(report, show, gate)
+
+
+@contextmanager
+def of_files(compared: Callable[..., AbstractContextManager[Run]]) -> Iterator[Run]:
+    """Yield a run that is made of files, while its progress is shown, and print what it notes."""
+    with ExitStack() as stack:
+        with steps() as say:
+            run = stack.enter_context(compared(on_progress=say))
+        if note := run.header.provenance.note:
+            print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
+        yield run

@@ -3,8 +3,6 @@ of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py
 changed, at which margin, and how many are near ties.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

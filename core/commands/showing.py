@@ -1,7 +1,5 @@
 """`show`: a run, and with options its modules, kernels or mitigations."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict

@@ -14,7 +14,7 @@ from rich.text import Text
 from ..checks.state import axes_of, axis_texts
 from ..evidence import FAILED, MISSING, ORDER
 from ..runs.file.keep import note_of
-from ..runs.file.records import RunHeader
+from ..runs.file.records import RunHeader, StoredPair
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
 from ..text import column, out_of, plural
@@ -87,7 +87,7 @@ def print_reports(
         records = [axis_texts(axis) for axis in axes]
         out.print(table_of(list(records[0]), [list(record.values()) for record in records]))
     for pair in [] if axes else pairs:
-        print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
+        print_answer(pair.answer, pair)
     # figures of trainer vs. rollout say more than a count of what differs
     if pairs[0].mismatch is None:
         out.print(pair_table(pairs, header))
@@ -123,11 +123,12 @@ def print_reports(
         print_text(f"note: {note_of(header)}", err)
 
 
-def print_answer(answer: Answer, sides: str, console: Console = out) -> None:
+def print_answer(answer: Answer, pair: PairReport | StoredPair, console: Console = out) -> None:
     """Print a verdict: its name, sentence, first place and size, and on stderr the command that
     would decide.
     """
-    console.print(f"[bold]{escape(answer.name)}[/bold]  {escape(sides)}")
+    sides = escape(f"{pair.variant} vs {pair.reference}")
+    console.print(f"[bold]{escape(answer.name)}[/bold]  {sides}")
     print_text(answer.sentence, console)
     for name, value in answer.facts.items():
         print_text(f"{name}: {value}", console)

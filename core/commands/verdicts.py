@@ -236,7 +236,7 @@ def tell_verdicts(store: Store, run_id: str, as_json_: bool) -> int:
         else:
             for pair, causes in _with_causes(run):
                 answer = answer_of(run, pair)
-                print_answer(answer, f"{pair.variant} vs {pair.reference}")
+                print_answer(answer, pair)
                 for cause in causes or ():
                     # the sentence of the verdict may name the cause already
                     if cause.says not in answer.sentence:
