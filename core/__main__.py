@@ -13,7 +13,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from . import __version__
 from .command_name import COMMAND
@@ -115,15 +115,13 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version.",
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
 ) -> None:
     """Take the options before a command."""
 

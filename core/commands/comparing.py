@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from typer import Argument, Option
 
@@ -35,21 +35,18 @@ _LONGEST_NOTE = 1000  # characters of what is noted on a dump, its own `meta` in
 
 
 def compare(
-    names: Annotated[
-        list[str],
-        Argument(
-            metavar="A [B]...",
-            help=(
-                "A logit dump, responses (JSON, JSONL) or a run id; B: a second dump or responses,"
-                " A is the reference."
-                " Of trainer vs. rollout: any number of files, or folders of them."
-            ),
+    names: list[str] = Argument(
+        ...,
+        metavar="A [B]...",
+        help=(
+            "A logit dump, responses (JSON, JSONL) or a run id; B: a second dump or responses,"
+            " A is the reference."
+            " Of trainer vs. rollout: any number of files, or folders of them."
         ),
-    ],
-    fail_on: Annotated[
-        list[str] | None,
-        Option(help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."),
-    ] = None,
+    ),
+    fail_on: list[str] | None = Option(
+        None, help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."
+    ),
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     compute_dtype: options.ComputeDtype = None,
@@ -57,21 +54,11 @@ def compare(
     holds: options.Holds = None,
     exact: options.Exact = None,
     mixture_of_experts: options.MixtureOfExperts = False,
-    variant: Annotated[
-        str | None,
-        Option(help="Variant to summarize; --fail-on still covers all."),
-    ] = None,
-    positions: Annotated[
-        bool,
-        Option("--positions", help="With --json: per-position metrics."),
-    ] = False,
-    corpus: Annotated[
-        bool,
-        Option(
-            "--corpus",
-            help="Statistics of llama-perplexity over all positions, with intervals.",
-        ),
-    ] = False,
+    variant: str | None = Option(None, help="Variant to summarize; --fail-on still covers all."),
+    positions: bool = Option(False, "--positions", help="With --json: per-position metrics."),
+    corpus: bool = Option(
+        False, "--corpus", help="Statistics of llama-perplexity over all positions, with intervals."
+    ),
     framework: options.As = None,
     store: options.Store = None,
     as_json_: options.Json = False,

@@ -4,8 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from types import MappingProxyType
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Argument, Option
 
@@ -29,38 +28,36 @@ from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
 Explanations = dict[tuple[str, str], Explanation]
-
-NONE_FOUND = "no common cause found."
+# parameters of causes that are tables
+_TABLES = {
+    "noise_floors": "noise floors from each checkpoint",
+    "by_agreement": "r by the number of layers with other experts",
+}
 
 
 def explain(
     run_id: options.Run,
-    variant: Annotated[str | None, Option(help="Explain this variant only.")] = None,
-    more: Annotated[
-        list[str] | None,
-        Argument(metavar="CHECKPOINT", help="More checkpoints for --trainer."),
-    ] = None,
-    model: Annotated[
-        list[str] | None,
-        Option(
-            "--model",
-            "--trainer",
-            metavar="CHECKPOINT",
-            help=(
-                "Score the tokens by this checkpoint, or several of trainer vs. rollout: which side"
-                " is off?"
-            ),
+    variant: str | None = Option(None, help="Explain this variant only."),
+    more: list[str] | None = Argument(
+        None, metavar="CHECKPOINT", help="More checkpoints for --trainer."
+    ),
+    model: list[str] | None = Option(
+        None,
+        "--model",
+        "--trainer",
+        metavar="CHECKPOINT",
+        help=(
+            "Score the tokens by this checkpoint, or several of trainer vs. rollout: which side"
+            " is off?"
         ),
-    ] = None,
-    dtype: Annotated[
-        str | None,
-        Option(
-            help=(
-                "With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and"
-                " float32."
-            ),
+    ),
+    dtype: str | None = Option(
+        None,
+        help=(
+            "With --model: dtype of the sides. Default: as detected; of a rollout bfloat16, and"
+            " float32."
         ),
-    ] = None,
+    ),
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
@@ -97,18 +94,14 @@ def explain(
     if as_json_:
         print_json(explanations_json(path.stem, explanations))
         return
-    tables = {
-        "noise_floors": "noise floors from each checkpoint",
-        "by_agreement": "r by the number of layers with other experts",
-    }
     for (reference, name), explanation in explanations.items():
         out.print(f"{name} vs {reference}:", markup=False)
         for cause in explanation.causes:
             print_text(f"  {cause.name}: {cause.text}")
-            for key, title in tables.items():
+            for key, title in _TABLES.items():
                 print_records(cause.parameters.get(key, ()), title)
         if not explanation.causes:
-            print_text(f"  {NONE_FOUND} {explanation.says}".rstrip())
+            print_text(f"  no common cause found. {explanation.says}".rstrip())
 
 
 def explanations_json(run_id: str, explanations: Explanations) -> Record:
@@ -124,24 +117,25 @@ def explanations_of(
     say: Progress,
     variant: str | None = None,
     dtype: str | None = None,
-    loads: Mapping[str, Load] = MappingProxyType({}),
+    loads: Mapping[str, Load] | None = None,
 ) -> Explanations:
     """Return the causes of every pair, or of one. loads: of the checkpoints that score tokens."""
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = run.has_rollouts
     lists = () if run.header.k is None or is_rollout else run.responses()
+    loaded = None
     if loads and is_rollout:
         pair = run.pairs[0]
         dtypes = list(dict.fromkeys((dtype or "bfloat16", "float32")))
         return {(pair.reference, pair.variant): _explain_rollout(run, dtypes, loads, say)}
-    if loads and not run.header.has_tokens:
-        raise UsageError("--model computes logits, and this run holds other values.")
-    if loads and not all(tokens):
-        raise UsageError("--model needs the prompts' token ids, which this run does not have.")
-    if len(loads) > 1:
-        raise UsageError("Several checkpoints are for trainer vs. rollout; give one.")
-    loaded = None
-    for load in loads.values():
+    if loads:
+        if not run.header.has_tokens:
+            raise UsageError("--model computes logits, and this run holds other values.")
+        if not all(tokens):
+            raise UsageError("--model needs the prompts' token ids, which this run does not have.")
+        if len(loads) > 1:
+            raise UsageError("Several checkpoints are for trainer vs. rollout; give one.")
+        (load,) = loads.values()
         loaded = load(dtype or run.header.compute_dtype or "float32")
     explanations: Explanations = {}
     for number, pair in enumerate(run.pairs):

@@ -2,7 +2,6 @@
 
 import os
 from pathlib import Path
-from typing import Annotated
 
 from typer import Argument, Exit, Option
 
@@ -47,15 +46,9 @@ def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> N
 
 
 def comment(
-    report: Annotated[
-        Path,
-        Argument(metavar="FILE", help="Markdown of `compare --markdown`."),
-    ],
-    name: Annotated[
-        str,
-        Option(help="Name of the gate; each has a comment of its own."),
-    ] = "logits",
-    artifact: Annotated[str, Option(help="Address of the job's files.")] = "",
+    report: Path = Argument(..., metavar="FILE", help="Markdown of `compare --markdown`."),
+    name: str = Option("logits", help="Name of the gate; each has a comment of its own."),
+    artifact: str = Option("", help="Address of the job's files."),
 ) -> None:
     """Write a gate's report as a comment on the job's pull request.
 

@@ -1,7 +1,6 @@
 """`generate` and `search`: where the texts of two paths diverge, and prompts on which they do."""
 
 from dataclasses import asdict, replace
-from typing import Annotated
 
 from typer import Exit, Option
 
@@ -58,26 +57,15 @@ def generate(
 @takes_request(omit=[*_NOT_GENERATED, "variants", "sweeps", "tokens", "judge", "keep"])
 def search(
     request: CaptureRequest,
-    variant: Annotated[str, Option(help="Path of the variant.")] = "decode",
-    flips: Annotated[
-        int,
-        Option(min=1, help="Stop after this many prompts with a flip."),
-    ] = 1,
-    max_prompts: Annotated[
-        int | None,
-        Option(min=1, help="Try at most this many prompts."),
-    ] = None,
-    max_minutes: Annotated[
-        float | None,
-        Option(help="Spend at most this many minutes."),
-    ] = None,
-    tokens: Annotated[
-        int,
-        Option(
-            min=0,
-            help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
-        ),
-    ] = 0,
+    variant: str = Option("decode", help="Path of the variant."),
+    flips: int = Option(1, min=1, help="Stop after this many prompts with a flip."),
+    max_prompts: int | None = Option(None, min=1, help="Try at most this many prompts."),
+    max_minutes: float | None = Option(None, help="Spend at most this many minutes."),
+    tokens: int = Option(
+        0,
+        min=0,
+        help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
+    ),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:

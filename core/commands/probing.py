@@ -8,7 +8,7 @@ import itertools
 import os
 import signal
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -49,25 +49,16 @@ _STATE = ", state"  # ends the name of a run of axes
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    rounds: Annotated[
-        int | None,
-        Option(min=1, help="End --watch after so many rounds."),
-    ] = None,
-    webhook: Annotated[
-        str,
-        Option(help="URL that gets JSON when --watch sees a move, and a return."),
-    ] = "",
-    fail_on: Annotated[
-        list[str] | None,
-        Option(
-            help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
-            " compare.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Print request and token counts; send nothing."),
-    ] = False,
+    rounds: int | None = Option(None, min=1, help="End --watch after so many rounds."),
+    webhook: str = Option("", help="URL that gets JSON when --watch sees a move, and a return."),
+    fail_on: list[str] | None = Option(
+        None,
+        help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
+        " compare.",
+    ),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Print request and token counts; send nothing."
+    ),
     progress: options.Progress = "bar",
     store: options.Store = None,
     as_json_: options.Json = False,

@@ -3,7 +3,6 @@
 import os
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
 from typer import Argument, Option
 
@@ -20,26 +19,17 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 
 
 def push(
-    source: Annotated[
-        str,
-        Argument(metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."),
-    ],
-    to: Annotated[
-        str,
-        Option(metavar="URL", help="The server: https://ulpscope.example.org"),
-    ],
-    name: Annotated[
-        str | None,
-        Option(help="Name of the run there. Default: that of the run or file."),
-    ] = None,
-    token_file: Annotated[
-        Path | None,
-        Option(help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Option(help="For a dump: its model, for the record."),
-    ] = None,
+    source: str = Argument(
+        ..., metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."
+    ),
+    to: str = Option(..., metavar="URL", help="The server: https://ulpscope.example.org"),
+    name: str | None = Option(
+        None, help="Name of the run there. Default: that of the run or file."
+    ),
+    token_file: Path | None = Option(
+        None, help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."
+    ),
+    model: str | None = Option(None, help="For a dump: its model, for the record."),
     compute_dtype: options.ComputeDtype = None,
     reference: options.Reference = None,
     holds: options.Holds = None,

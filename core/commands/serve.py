@@ -8,7 +8,6 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 from typer import Option, prompt
 
@@ -30,32 +29,18 @@ from .terminal.console import err, print_json, print_records, print_text
 
 
 def serve(
-    address: Annotated[
-        str,
-        Option(
-            help=(
-                "Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."
-            ),
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=1, max=65535)] = 8501,
-    read_only: Annotated[
-        bool,
-        Option("--read-only", help="Members can only view and download."),
-    ] = False,
-    check: Annotated[
-        bool,
-        Option("--check", help="Print settings and tokens; check if it can start."),
-    ] = False,
-    hash_password: Annotated[
-        bool,
-        Option("--hash-password", help="Print the hash of a password."),
-    ] = False,
-    token: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Make and print a token for a member."),
-    ] = None,
-    revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke a token.")] = None,
+    address: str = Option(
+        "127.0.0.1",
+        help=("Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."),
+    ),
+    port: int = Option(8501, min=1, max=65535),
+    read_only: bool = Option(False, "--read-only", help="Members can only view and download."),
+    check: bool = Option(
+        False, "--check", help="Print settings and tokens; check if it can start."
+    ),
+    hash_password: bool = Option(False, "--hash-password", help="Print the hash of a password."),
+    token: str | None = Option(None, metavar="NAME", help="Make and print a token for a member."),
+    revoke: str | None = Option(None, metavar="NAME", help="Revoke a token."),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:

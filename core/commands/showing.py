@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
 
 from typer import Option
 
@@ -52,49 +51,22 @@ from .terminal.console import out, print_facts, print_json, print_records, print
 
 def show(
     run_id: options.Run,
-    layers: Annotated[
-        bool,
-        Option("--layers", help="Show the modules that differ, and the first one."),
-    ] = False,
-    kernels: Annotated[
-        bool,
-        Option("--kernels", help="Show which kernels each side launched."),
-    ] = False,
-    mitigations: Annotated[
-        bool,
-        Option("--mitigations", help="Show mitigations and their throughput."),
-    ] = False,
-    markdown: Annotated[
-        bool,
-        Option("--markdown", help="Print a report for an issue thread."),
-    ] = False,
-    link: Annotated[
-        bool,
-        Option(
-            "--link",
-            help="Print the address of a pair's most telling position in a dashboard.",
-        ),
-    ] = False,
-    variant: Annotated[
-        str | None,
-        Option(help="With one of these options: only this variant."),
-    ] = None,
-    blocks: Annotated[
-        bool,
-        Option("--blocks", help="With --layers: only the output of each block."),
-    ] = False,
-    all_: Annotated[
-        bool,
-        Option("--all", help="With --layers: every module, with all figures."),
-    ] = False,
-    differing: Annotated[
-        bool,
-        Option("--differing", help="With --kernels: only different counts."),
-    ] = False,
-    positions: Annotated[
-        bool,
-        Option("--positions", help="With --json: figures of every position."),
-    ] = False,
+    layers: bool = Option(
+        False, "--layers", help="Show the modules that differ, and the first one."
+    ),
+    kernels: bool = Option(False, "--kernels", help="Show which kernels each side launched."),
+    mitigations: bool = Option(
+        False, "--mitigations", help="Show mitigations and their throughput."
+    ),
+    markdown: bool = Option(False, "--markdown", help="Print a report for an issue thread."),
+    link: bool = Option(
+        False, "--link", help="Print the address of a pair's most telling position in a dashboard."
+    ),
+    variant: str | None = Option(None, help="With one of these options: only this variant."),
+    blocks: bool = Option(False, "--blocks", help="With --layers: only the output of each block."),
+    all_: bool = Option(False, "--all", help="With --layers: every module, with all figures."),
+    differing: bool = Option(False, "--differing", help="With --kernels: only different counts."),
+    positions: bool = Option(False, "--positions", help="With --json: figures of every position."),
     framework: options.As = None,
     store: options.Store = None,
     as_json_: options.Json = False,

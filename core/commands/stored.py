@@ -1,7 +1,6 @@
 """`list`, `export`, `label`, `delete`: the runs of a store."""
 
 from pathlib import Path
-from typing import Annotated
 
 from msgspec.structs import asdict
 from typer import Argument, Option
@@ -30,14 +29,8 @@ _LIST_KEYS = (
 
 
 def list_(
-    deleted: Annotated[
-        bool,
-        Option("--deleted", help="List the runs deleted within a week instead."),
-    ] = False,
-    all_: Annotated[
-        bool,
-        Option("--all", help="Include runs that a judged run replaces."),
-    ] = False,
+    deleted: bool = Option(False, "--deleted", help="List the runs deleted within a week instead."),
+    all_: bool = Option(False, "--all", help="Include runs that a judged run replaces."),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -88,21 +81,10 @@ def list_(
 
 def export(
     run_id: options.Run,
-    file: Annotated[
-        Path | None, Argument(metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png.")
-    ] = None,
-    html: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The same as FILE.html."),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The same as FILE.png."),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        Option("--overwrite", help="Replace the file if it exists."),
-    ] = False,
+    file: Path | None = Argument(None, metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png."),
+    html: Path | None = Option(None, metavar="FILE", help="The same as FILE.html."),
+    png: Path | None = Option(None, metavar="FILE", help="The same as FILE.png."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace the file if it exists."),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -144,23 +126,15 @@ def export(
 
 def label(
     run_id: options.Run,
-    tag: Annotated[
-        list[str] | None,
-        Option(help="Add this tag; may be given several times."),
-    ] = None,
-    remove_tag: Annotated[
-        list[str] | None,
-        Option(help="Remove this tag; may be given several times."),
-    ] = None,
-    note: Annotated[str | None, Option(help="Replace the note; '' removes it.")] = None,
-    pin: Annotated[
-        bool | None,
-        Option("--pin/--unpin", help="Mark the run as one to keep."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        Option(help="Rename the run in lists and on pages; '' restores its own name."),
-    ] = None,
+    tag: list[str] | None = Option(None, help="Add this tag; may be given several times."),
+    remove_tag: list[str] | None = Option(
+        None, help="Remove this tag; may be given several times."
+    ),
+    note: str | None = Option(None, help="Replace the note; '' removes it."),
+    pin: bool | None = Option(None, "--pin/--unpin", help="Mark the run as one to keep."),
+    name: str | None = Option(
+        None, help="Rename the run in lists and on pages; '' restores its own name."
+    ),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -188,18 +162,13 @@ def label(
 
 
 def delete(
-    run_ids: Annotated[
-        list[str],
-        Argument(metavar="RUN...", help="Run ids, or unique prefixes of them."),
-    ],
-    restore: Annotated[
-        bool,
-        Option("--restore", help="Restore deleted runs instead."),
-    ] = False,
-    for_good: Annotated[
-        bool,
-        Option("--for-good", help="Remove the files now, also of deleted runs."),
-    ] = False,
+    run_ids: list[str] = Argument(
+        ..., metavar="RUN...", help="Run ids, or unique prefixes of them."
+    ),
+    restore: bool = Option(False, "--restore", help="Restore deleted runs instead."),
+    for_good: bool = Option(
+        False, "--for-good", help="Remove the files now, also of deleted runs."
+    ),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:

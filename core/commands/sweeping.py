@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Exit, Option
 
@@ -51,47 +51,25 @@ _ELSEWHERE = "another process computes it."
 
 
 def sweep(
-    plan: Annotated[
-        Path,
-        Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."),
-    ],
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="List the cells and the cost of each."),
-    ] = False,
-    jobs: Annotated[
-        int,
-        Option(min=1, help="Cells at once per device, each with a copy of the model."),
-    ] = 1,
-    ray: Annotated[
-        str | None,
-        Option(
-            metavar="ADDRESS",
-            help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.",
-        ),
-    ] = None,
-    build: Annotated[
-        str,
-        Option(help="Label of the build under test; a new one recomputes the cells."),
-    ] = "",
-    cell: Annotated[
-        list[str] | None,
-        Option(help="Compute only this cell, in this process; repeatable."),
-    ] = None,
-    print_: Annotated[
-        bool,
-        Option("--print", help="Print a command per missing cell, for Slurm."),
-    ] = False,
-    against: Annotated[
-        str | None,
-        Option(
-            help="Compare each cell with its run that has this tag. Default: its last good run.",
-        ),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        Option(help="Exit with 1 if a cell is one of changed, bug, flips."),
-    ] = None,
+    plan: Path = Argument(
+        ..., metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="List the cells and the cost of each."),
+    jobs: int = Option(1, min=1, help="Cells at once per device, each with a copy of the model."),
+    ray: str | None = Option(
+        None, metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'."
+    ),
+    build: str = Option("", help="Label of the build under test; a new one recomputes the cells."),
+    cell: list[str] | None = Option(
+        None, help="Compute only this cell, in this process; repeatable."
+    ),
+    print_: bool = Option(False, "--print", help="Print a command per missing cell, for Slurm."),
+    against: str | None = Option(
+        None, help="Compare each cell with its run that has this tag. Default: its last good run."
+    ),
+    fail_on: list[str] | None = Option(
+        None, help="Exit with 1 if a cell is one of changed, bug, flips."
+    ),
     junit: options.Junit = None,
     markdown: options.Markdown = None,
     engine: options.Engine = None,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Exit, Option
 
@@ -41,44 +41,32 @@ Load = Callable[[str], "LoadedModel"]
 
 def verdict(
     run_id: options.Run,
-    rerun: Annotated[
-        Files,
-        Option(help="A dump of the same sides, rerun; twice for one file per side."),
-    ] = None,
-    neighbours: Annotated[
-        Files,
-        Option(
-            "--neighbors",
-            "--neighbours",
-            help="A dump of the same sides in a batch with other requests.",
-        ),
-    ] = None,
-    float32: Annotated[
-        Files,
-        Option("--float32", help="A dump of the same sides, computed in float32."),
-    ] = None,
+    rerun: Files = Option(
+        None, help="A dump of the same sides, rerun; twice for one file per side."
+    ),
+    neighbours: Files = Option(
+        None,
+        "--neighbors",
+        "--neighbours",
+        help="A dump of the same sides in a batch with other requests.",
+    ),
+    float32: Files = Option(
+        None, "--float32", help="A dump of the same sides, computed in float32."
+    ),
     exact: options.Exact = None,
-    floor: Annotated[
-        Files,
-        Option(help="A float32 dump of three or more equal paths: the noise floor."),
-    ] = None,
-    model: Annotated[
-        str | None,
-        Option(help="Folder, hub id or GGUF: measures the noise floor."),
-    ] = None,
-    declare: Annotated[list[str] | None, Option(help=f"With --model: {DECLARE}")] = None,
-    dtype: Annotated[
-        str | None,
-        Option(help="With --model, for server responses: their dtype."),
-    ] = None,
+    floor: Files = Option(
+        None, help="A float32 dump of three or more equal paths: the noise floor."
+    ),
+    model: str | None = Option(None, help="Folder, hub id or GGUF: measures the noise floor."),
+    declare: list[str] | None = Option(None, help=f"With --model: {DECLARE}"),
+    dtype: str | None = Option(None, help="With --model, for server responses: their dtype."),
     mixture_of_experts: options.MixtureOfExperts = False,
     device: options.Device = None,
     revision: options.Revision = None,
     trust_remote_code: options.Trust = False,
-    name: Annotated[
-        str | None,
-        Option(help="Name of the judged run. Default: the run's, and 'judged'."),
-    ] = None,
+    name: str | None = Option(
+        None, help="Name of the judged run. Default: the run's, and 'judged'."
+    ),
     store: options.Store = None,
     as_json_: options.Json = False,
 ) -> None:
@@ -93,20 +81,21 @@ def verdict(
     target = open_store(store)
     path = target.path_of(run_id)
     load = partial(load_for, model or "", device, revision, trust_remote_code)
-    dumps = {
+    files: dict[str, Files] = {
         "rerun": rerun,
         "neighbours": neighbours,
         "float32": float32,
-        "exact": [exact] if exact else None,
+        "exact": exact and [exact],
         "floor": floor,
     }
+    dumps = {what: paths for what, paths in files.items() if paths}
     for text in declare or ():
         part_and_format(text)
     if declare and not model:
         raise UsageError("--declare needs --model, which tries the precision.")
     with RunReader(path) as run:
         is_list = run.header.k is not None
-        if is_list and (any(dumps.values()) or mixture_of_experts or declare):
+        if is_list and (dumps or mixture_of_experts or declare):
             raise UsageError(
                 "--rerun, --neighbors, --float32, --exact, --floor and --declare are for dumps of"
                 " complete logits; for server responses, use --model.",
@@ -124,7 +113,7 @@ def verdict(
         # for lists of top tokens a model measures the noise floor, its only control
         if is_list and model:
             new_id = _judge_by_model(target, run, model, load, dtype, name)
-        elif any(dumps.values()) or model or mixture_of_experts:
+        elif dumps or model or mixture_of_experts:
             check_upload(run)
             if model and floor:
                 raise UsageError(
@@ -146,15 +135,14 @@ def verdict(
                     )
                 controls = measure_controls(
                     run,
-                    **{what: paths or () for what, paths in dumps.items()},
+                    **dumps,
                     has_experts=mixture_of_experts,
                     with_model=bool(model),
                     on_progress=say,
                 )
                 names = []
                 for what, paths in dumps.items():
-                    if paths:
-                        names.append(f"{what} {' and '.join(path.name for path in paths)}")
+                    names.append(f"{what} {' and '.join(path.name for path in paths)}")
                 if model:
                     names.append(f"model {model}")
                 if mixture_of_experts:
