@@ -147,7 +147,7 @@ app = typer.main.get_command(_application)
 
 def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
-    from .commands.terminal.console import err
+    from .commands.terminal.console import err, print_text
 
     # What is imported stays. To look through it at every 700 objects took a sixth of its time.
     gc.set_threshold(50_000)
@@ -158,11 +158,11 @@ def main() -> None:
         code = app(prog_name=COMMAND, standalone_mode=False)
     # OSError: a file without permission, a full disk
     except (UlpscopeError, OSError) as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        print_text(f"error: {error}", err)
         sys.exit(2)
     except TyperException as error:
         # an unknown option, a missing argument
-        err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
+        print_text(f"error: {error.format_message()}", err)
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)

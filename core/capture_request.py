@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from .command_name import COMMAND, shell_command
+from .command_name import shell_command
 from .errors import UsageError
 
 # values of --declare: parts of a model, and their formats
@@ -76,7 +76,7 @@ class Request:
 
     def typed(self) -> str:
         """Return the command as a person types it, on one line."""
-        return f"{COMMAND} {shell_command(self.arguments())}"
+        return shell_command(self.arguments())
 
     def settings(self) -> dict[str, Any]:
         """Return the values that are not at their default, by name."""
@@ -205,5 +205,5 @@ class CaptureRequest(Request):
         """Return the command as a person types it: `judge` for a capture with --judge."""
         if self.judge and not self.tokens:
             words = [part for part in self.words() if part != "--judge"]
-            return f"{COMMAND} {shell_command(['judge', *words])}"
+            return shell_command(["judge", *words])
         return super().typed()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from typer import Exit
 
 from ..capture_request import CaptureRequest
-from ..command_name import COMMAND, shell_command
+from ..command_name import shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
@@ -335,9 +335,7 @@ def tell_end(
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]
-        show, verdict = (
-            f"{COMMAND} {shell_command([word, *place])}" for word in ("show", "verdict")
-        )
+        show, verdict = (shell_command([word, *place]) for word in ("show", "verdict"))
         step = "the same command with --judge: rounding, or a bug?"
         if is_verdict_printed:
             step = f"{show} --markdown    # a report"

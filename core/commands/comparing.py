@@ -22,7 +22,7 @@ from ..runs.reports.report_json import as_json, report_of_run
 from ..text import clean
 from . import options
 from .tables import print_reports
-from .terminal.console import err, print_json, print_text, steps
+from .terminal.console import print_json, print_note, steps
 
 if TYPE_CHECKING:
     from ..runs.measured import MemoryRun
@@ -183,7 +183,7 @@ def compare_files(
     def show() -> None:
         print_reports(pairs, classes, header, texts, variant)
         for says in contexts:
-            print_text(f"note: {says}", err)
+            print_note(says)
         if mismatch is not None:
             print_mismatch(mismatch)
         for each in corpora:
@@ -199,5 +199,5 @@ def of_files(compared: Callable[..., AbstractContextManager[Run]]) -> Iterator[R
         with steps() as say:
             run = stack.enter_context(compared(on_progress=say))
         if note := run.header.provenance.note:
-            print_text(f"note: {clean(note, _LONGEST_NOTE)}", err)
+            print_note(clean(note, _LONGEST_NOTE))
         yield run

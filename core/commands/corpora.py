@@ -23,7 +23,7 @@ from ..runs.measured import MemoryRun
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
 from ..text import clean, number, plural, shorten
-from .terminal.console import err, out, print_records, print_text, table_of
+from .terminal.console import out, print_note, print_records, table_of
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
@@ -102,10 +102,9 @@ def print_corpus(corpus: Record) -> None:
     print_records(corpus["by_position"], "by position in the context")
     if cut := corpus.get("cut_tokens"):
         what = plural(cut, "right token is", "right tokens are")
-        print_text(
-            f"note: {what} less likely than the files can say (16 nats below the likeliest), so the"
+        print_note(
+            f"{what} less likely than the files can say (16 nats below the likeliest), so the"
             " perplexities are too low.",
-            err,
         )
 
 
@@ -266,6 +265,6 @@ def print_samples(changes: Record) -> None:
     )
     print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
     if count := changes["other_prompts"]:
-        print_text(f"note: the prompt differs at {plural(count, 'sample')}.", err)
+        print_note(f"the prompt differs at {plural(count, 'sample')}.")
     if count := changes["left_out"]:
-        print_text(f"note: {plural(count, 'sample')} of one file alone left out.", err)
+        print_note(f"{plural(count, 'sample')} of one file alone left out.")

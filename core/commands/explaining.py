@@ -23,7 +23,7 @@ from ..responses.pairing import compare_sides
 from ..runs.reader import RunReader
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import out, print_json, print_records, print_text, steps
+from .terminal.console import print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 from .verdicts import Load, load_for
 
@@ -95,7 +95,7 @@ def explain(
         print_json(explanations_json(path.stem, explanations))
         return
     for (reference, name), explanation in explanations.items():
-        out.print(f"{name} vs {reference}:", markup=False)
+        print_text(f"{name} vs {reference}:")
         for cause in explanation.causes:
             print_text(f"  {cause.name}: {cause.text}")
             for key, title in _TABLES.items():

@@ -10,7 +10,7 @@ from ..runs.reports.conditions import UNDECIDED
 from ..runs.reports.gate import GateReport
 from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 from ..text import clean, plural
-from .terminal.console import err, out, print_text
+from .terminal.console import err, print_note, print_text
 
 # a terminal shows so many outcomes of a kind; JSON, JUnit and Markdown have them all
 _MOST_LINES = 20
@@ -25,14 +25,14 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
         for outcome in outcomes[:_MOST_LINES]:
             print_text(f"gate {kind}: {gate.sentence(outcome)}", err)
         if len(outcomes) > _MOST_LINES:
-            err.print(f"gate {kind}: and {len(outcomes) - _MOST_LINES:,} more.", markup=False)
+            print_text(f"gate {kind}: and {len(outcomes) - _MOST_LINES:,} more.", err)
     for note in gate.notes:
-        print_text(f"note: {note}", err)
+        print_note(note)
     if gate.outcome == PASSED and not as_json_:
         undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
         passed = len(gate.outcomes) - undecided
         rest = f", undecided: {undecided:,}" if undecided else ""
-        out.print(f"gate passed: {plural(passed, 'condition')}{rest}", markup=False)
+        print_text(f"gate passed: {plural(passed, 'condition')}{rest}")
     write_gate(gate, junit, markdown)
     if gate.failed:
         raise Exit(1)

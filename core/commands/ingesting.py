@@ -17,12 +17,11 @@ from ..runs.store.store import open_store
 from . import options
 from .terminal.console import (
     announce,
-    err,
     print_facts,
     print_json,
     print_line,
+    print_note,
     print_records,
-    print_text,
     steps,
 )
 from .terminal.stopping import stoppable
@@ -150,4 +149,4 @@ def inspect(
     print_records(summary["sides"])
     print_facts({key: value for key, value in summary.items() if key not in ("sides", "warnings")})
     for warning in summary.get("warnings", ()):
-        print_text(f"note: {warning}", err)
+        print_note(warning)

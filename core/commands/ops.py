@@ -14,7 +14,6 @@ from ..runs.store.store import open_store
 from ..runs.tables.ops import answers, title
 from . import options
 from .terminal.console import (
-    out,
     print_json,
     print_line,
     print_records,
@@ -113,7 +112,7 @@ def _print(run: OpsRun, as_json: bool) -> None:
         return
     versions = run.header.versions
     about = [run.header.device, run.header.device_name, f"torch {versions.get('torch', '')}"]
-    out.print(", ".join([*about, f"{versions.get('threads', '?')} threads"]), markup=False)
+    print_text(", ".join([*about, f"{versions.get('threads', '?')} threads"]))
     columns = ("dtype", "size")
     print_records(
         [

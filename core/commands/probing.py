@@ -30,7 +30,15 @@ from ..text import number
 from . import options
 from .options import takes_request
 from .tables import print_pairs
-from .terminal.console import announce, err, print_json, print_line, print_text, steps
+from .terminal.console import (
+    announce,
+    err,
+    print_json,
+    print_line,
+    print_note,
+    print_text,
+    steps,
+)
 from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
 
 if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
@@ -128,7 +136,7 @@ def probe(
         print_line(stage="done", run_id=run_ids[0])
         return
     for note in probed.notes:
-        print_text(f"note: {note}", err)
+        print_note(note)
     if as_json_:
         answer = {"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes}
         print_json(answer | ({"gate": gate.as_json()} if gate else {}))
@@ -189,10 +197,8 @@ def _watch(
             last = now
             failure = unsent and watch.post(webhook, unsent)
             if failure:
-                print_text(
-                    f"note: the webhook failed ({failure}); it is tried again after the next"
-                    " round.",
-                    err,
+                print_note(
+                    f"the webhook failed ({failure}); it is tried again after the next round.",
                 )
             else:
                 unsent = None

@@ -12,7 +12,7 @@ from ..runs.importing import is_run_file
 from ..runs.store.cards import RunCard, read_runs
 from ..runs.store.store import open_store
 from . import options
-from .terminal.console import err, out, print_json, print_text, steps
+from .terminal.console import err, print_json, print_text, steps
 from .terminal.stopping import stoppable
 
 TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
@@ -57,7 +57,7 @@ def push(
     if as_json_:
         print_json(asdict(done))
     else:
-        out.print(done.url, markup=False)
+        print_text(done.url)
 
 
 def _token(path: Path | None) -> str:

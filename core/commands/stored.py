@@ -13,7 +13,7 @@ from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import open_store
 from ..text import plural
 from . import options
-from .terminal.console import err, out, print_facts, print_json, print_records, print_text
+from .terminal.console import err, print_facts, print_json, print_records, print_text
 
 # those that fit with an id and a name; --json has all
 _LIST_KEYS = (
@@ -121,7 +121,7 @@ def export(
         about = {"run_id": path.stem, "file": str(target), "sides": names}
         print_json(about | {"bytes": target.stat().st_size})
     else:
-        out.print(f"{target}: {', '.join(names)}", markup=False)
+        print_text(f"{target}: {', '.join(names)}")
 
 
 def label(
@@ -205,4 +205,4 @@ def delete(
         if changes and as_json_:
             print_json({word: changes})
         elif changes:
-            out.print(f"{word} {', '.join(changes)}", markup=False)
+            print_text(f"{word} {', '.join(changes)}")

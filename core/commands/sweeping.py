@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 from typer import Argument, Exit, Option
 
-from ..command_name import COMMAND, shell_command
+from ..command_name import shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..numerics.arrays import Record
@@ -178,7 +178,7 @@ def _print_commands(
     for cell in cells:
         if not states[cell.digest].cards or build:
             words = ["sweep", str(path), "--cell", cell.digest, *arguments]
-            sys.stdout.write(f"{COMMAND} {shell_command(words)}\n")
+            print_text(shell_command(words))
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:

@@ -18,7 +18,7 @@ from ..runs.file.records import RunHeader, StoredPair
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_logits, over_positions, report_of_run
 from ..text import column, out_of, plural
-from .terminal.console import err, out, print_records, print_text, table_of
+from .terminal.console import err, out, print_note, print_records, print_text, table_of
 
 if TYPE_CHECKING:
     from ..runs.reader import RunReader
@@ -118,9 +118,9 @@ def print_reports(
             )
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
-        out.print(f"bit-identical classes: {groups}", markup=False)
+        print_text(f"bit-identical classes: {groups}")
     if header.k is not None:
-        print_text(f"note: {note_of(header)}", err)
+        print_note(note_of(header))
 
 
 def print_answer(answer: Answer, pair: PairReport | StoredPair, console: Console = out) -> None:

@@ -28,7 +28,7 @@ from ..runs.store.store import Store, open_store
 from ..verdict import UNDECIDED, exit_code
 from . import options
 from .tables import print_answer, print_checks
-from .terminal.console import out, print_json, print_text, steps
+from .terminal.console import print_json, print_text, steps
 from .terminal.stopping import stoppable
 
 if TYPE_CHECKING:  # torch is for those who run a model
@@ -156,7 +156,7 @@ def verdict(
                     note=f"Controls: {', '.join(names)}.",
                 )
     if not as_json_:
-        out.print(new_id, markup=False)
+        print_text(new_id)
     if code := tell_verdicts(target, new_id, as_json_):
         raise Exit(code)
 
