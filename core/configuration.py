@@ -124,8 +124,8 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
                 if types.get(name) == tuple[str, ...]:
                     overrides[name] = list(filter(None, map(str.strip, text.split(","))))
         try:
-            merged = {**settings, **overrides} if isinstance(settings, dict) else settings
-            sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_value)
+            merged = settings | overrides if isinstance(settings, dict) else settings
+            sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_secret)
         except msgspec.ValidationError as error:
             hint = f"; {prefix}* override it" if overrides else ""
             raise ConfigurationError(
@@ -139,8 +139,8 @@ def variable_of(section: str, name: str) -> str:
     return f"ULPSCOPE_{section}_{name}".upper()
 
 
-def _value(kind: type, value: Any) -> Any:
-    if kind is Secret and isinstance(value, str):
+def _secret(_: type, value: Any) -> Secret:
+    if isinstance(value, str):
         return Secret(value)
     raise ValueError("Expected a text")
 

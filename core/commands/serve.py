@@ -14,6 +14,7 @@ from typer import Option, prompt
 from ..command_name import COMMAND
 from ..configuration import (
     FILE_NAME,
+    SECTIONS,
     VARIABLE,
     as_json,
     configuration,
@@ -89,8 +90,8 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
         rows = []
-        for section, values in settings.items():
-            for name, value in values.items() if isinstance(values, dict) else ():
+        for section in SECTIONS:
+            for name, value in settings[section].items():
                 variable = variable_of(section, name)
                 setting = f"[{section}] {name}"
                 rows.append({"setting": setting, "value": json.dumps(value), "variable": variable})

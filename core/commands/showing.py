@@ -150,15 +150,13 @@ def _print_caches(run: RunReader) -> None:
     """Print the caches of each pair that has any, keys and values separately."""
     rows: list[Record] = []
     for pair in run.pairs:
-        for part, figures in (summaries(run, pair.index).get(None) or {}).items():
+        for part, figures in summaries(run, pair.index).get(None, {}).items():
             if figures is not None:
                 rows.append({"variant": pair.variant, "part": part.replace("_", " "), **figures})
-    keys = ("variant", "part", "neq", "elements", "rms_row_ulps", "max_row_ulps")
-    first = ("first_prompt", "first_layer", "first_head", "first_position")
     print_records(
         rows,
         f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}",
-        keys=(*keys, *first),
+        keys=_CACHE_KEYS,
     )
 
 
@@ -172,6 +170,18 @@ def print_continuations(run: RunReader) -> None:
     )
 
 
+_CACHE_KEYS = (
+    "variant",
+    "part",
+    "neq",
+    "elements",
+    "rms_row_ulps",
+    "max_row_ulps",
+    "first_prompt",
+    "first_layer",
+    "first_head",
+    "first_position",
+)
 _SHORT_ROWS = 12
 _SHORT_LAYER_KEYS = ("module", "neq_share", "rms", "ratio")
 _LAYER_KEYS = (
@@ -197,9 +207,9 @@ def layers_of(
     """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
-        reason = how_to_have("layers", run.header.provenance)
-        if asks_for(run.header.provenance, "layers"):
-            reason = "its model was compiled"
+        about = run.header.provenance
+        is_compiled = asks_for(about, "layers")
+        reason = "its model was compiled" if is_compiled else how_to_have("layers", about)
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     return layers
 
@@ -280,12 +290,7 @@ def _show_kernels(
         if as_json_:
             start = None
             if place is not None:
-                start = {
-                    "module": place.module,
-                    "prompt": place.prompt,
-                    "position": place.position,
-                    "kernels": _kernels_json(place.kernels),
-                }
+                start = place._asdict() | {"kernels": _kernels_json(place.kernels)}
             as_records.append(
                 {
                     "reference": pair.reference,
