@@ -90,14 +90,8 @@ def judge(
     """
     use_engines(engine)
     run_id, failures = capture_to_store(request, "bar", store)
-    tell_end(
-        run_id,
-        failures,
-        "bar",
-        as_json_,
-        store,
-        tell_verdicts(open_store(store), run_id, as_json_),
-    )
+    code = tell_verdicts(open_store(store), run_id, as_json_)
+    tell_end(run_id, failures, "bar", as_json_, store, code)
 
 
 def perform(progress: options.Progress = "json", store: options.Store = None) -> None:
@@ -222,8 +216,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
             say(f"kernels of {header.name}")
             try:
                 # the table of kernels has rows of prompt 0 alone
-                ids, seed = token_ids[0], request.seed
-                rows = kernels_of(loaded, path, ids, side, seed=seed)
+                rows = kernels_of(loaded, path, token_ids[0], side, seed=request.seed)
                 writer.write_kernels(rows)
             except UlpscopeError as error:
                 failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
@@ -288,14 +281,9 @@ def print_costs(request: CaptureRequest, as_json_: bool) -> None:
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 
-    costs, loaded = costs_of(plan), plan.loaded
-    about = {
-        "model": loaded.name,
-        "dtype": loaded.dtype,
-        "device": loaded.device,
-        "device_name": loaded.device_name,
-    }
-    figures = asdict(costs)
+    names = ("dtype", "device", "device_name")
+    about = {"model": plan.loaded.name} | {name: getattr(plan.loaded, name) for name in names}
+    figures = asdict(costs_of(plan))
     if (layers := plan.layers) is not None:
         figures |= {
             "modules": layers.modules,
@@ -335,12 +323,12 @@ def tell_end(
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]
-        show, verdict = (shell_command([word, *place]) for word in ("show", "verdict"))
+        show = shell_command(["show", *place])
         step = "the same command with --judge: rounding, or a bug?"
         if is_verdict_printed:
             step = f"{show} --markdown    # a report"
         elif judged:
-            step = f"{verdict}    # the checks"
+            step = f"{shell_command(['verdict', *place])}    # the checks"
         print_text(f"next: {show}\nnext: {step}", err)
     # printed last, so that it stands below what was stored all the same
     for sentence in failures:

@@ -1,6 +1,7 @@
 """`generate` and `search`: where the texts of two paths diverge, and prompts on which they do."""
 
 from dataclasses import asdict, replace
+from itertools import chain
 
 from typer import Exit, Option
 
@@ -104,17 +105,17 @@ def search(
             seed=request.seed,
             on_progress=say,
         )
-        pairs = [(flip.reference_token, flip.variant_token) for flip in result.flips]
-        texts = token_texts(loaded.tokenizer, [token for pair in pairs for token in pair])
+        chosen = [(flip.reference_token, flip.variant_token) for flip in result.flips]
+        texts = token_texts(loaded.tokenizer, [*chain(*chosen)])
         if result.flips:
             paths = f"{request.reference} vs {variant}"
             title = request.name or f"{result.prompts:,} prompts searched: {paths}"
             flipping = [inputs[number] for number in result.flipped_prompts]
-            asked = replace(request, name=title)
-            plan = plan_generation if tokens else plan_capture
-            planned = plan(loaded, flipping, asked, command=typed_command())
+            make_plan = plan_generation if tokens else plan_capture
+            request = replace(request, name=title)
+            plan = make_plan(loaded, flipping, request, command=typed_command())
             # captured like any others: the search computes argmaxes and margins alone
-            run_id, _ = run_plan(planned, target, say)
+            run_id, _ = run_plan(plan, target, say)
     rows = [
         {
             **asdict(one),
@@ -133,7 +134,7 @@ def search(
             print_text(f"skipped: {reason}", err)
         if len(result.skipped) > 5:
             print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
-        per_minute = result.prompts / result.seconds * 60 if result.seconds else 0.0
+        per_minute = result.prompts / max(result.seconds, 1e-3) * 60
         print_text(
             f"{result.reason}: {count} of {result.prompts:,} prompts flip;"
             f" {result.positions:,} positions compared in {result.seconds:.1f} s ({per_minute:,.0f}"

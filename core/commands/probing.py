@@ -86,13 +86,13 @@ def probe(
     from ..probing.probe import Probe
     from ..probing.servers import find_server
 
-    if request.watch and dry_run:
-        print_text(
-            "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one token"
-            " to generate.",
-        )
-        return
     if request.watch:
+        if dry_run:
+            print_text(
+                "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one"
+                " token to generate.",
+            )
+            return
         _watch(request, rounds, webhook, open_store(store), as_json_)
     if rounds or webhook:
         raise UsageError("--rounds and --webhook are options of --watch; add --watch 10m.")
@@ -103,8 +103,8 @@ def probe(
         if as_json_:
             names = ("requests", "tokens_read", "tokens_made")
             print_json({name: getattr(plan, name) for name in names})
-        for line in [] if as_json_ else costs(plan):
-            print_text(line)
+        else:
+            print_text("\n".join(costs(plan)))
         return
     target, budget = open_store(store), Budget(request.max_requests)
     try:
@@ -140,10 +140,11 @@ def probe(
     if as_json_:
         answer = {"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes}
         print_json(answer | ({"gate": gate.as_json()} if gate else {}))
-    for run_id in [] if as_json_ else run_ids:
-        with RunReader(target.path_of(run_id)) as run:
-            print_pairs(run)
-        announce(run_id, store)
+    else:
+        for run_id in run_ids:
+            with RunReader(target.path_of(run_id)) as run:
+                print_pairs(run)
+            announce(run_id, store)
     if gate is not None:
         from .gates import end_with
 
@@ -222,10 +223,8 @@ def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
     """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are
     none.
     """
-    handlers = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
     try:
         return work.run()
     except KeyboardInterrupt:
@@ -244,10 +243,11 @@ def _comparable(candidates: Sequence[ResponseSide], notes: list[str]) -> tuple[R
 
     DumpError if none is.
     """
-    sides, errors = [candidates[0]], []
-    for side in candidates[1:]:
+    first, *others = candidates
+    sides, errors = [first], []
+    for side in others:
         try:
-            pairs_of(align([candidates[0], side]))
+            pairs_of(align([first, side]))
             sides.append(side)
         except DumpError as error:
             errors.append(error)

@@ -9,7 +9,7 @@ from ..command_name import COMMAND
 from ..errors import StoreError, UsageError
 from ..runs.reports.run_json import card_json
 from ..runs.store import labels
-from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
+from ..runs.store.cards import drop_replaced, list_runs, read_runs
 from ..runs.store.store import open_store
 from ..text import plural
 from . import options
@@ -42,15 +42,12 @@ def list_(
     if deleted:
         # those that can be restored, the latest deleted first
         runs = target.deleted()
-        names = {
-            path: card.name
-            for path, card in read_runs([run.path for run in runs]).items()
-            if isinstance(card, RunCard)
-        }
+        cards = read_runs([run.path for run in runs])
         rows = [
             {
                 "run_id": run.run_id,
-                "name": names.get(run.path),
+                # None: a file that cannot be read
+                "name": getattr(cards.get(run.path), "name", None),
                 "deleted": run.deleted.isoformat(" ", "seconds"),
                 "bytes": run.bytes,
             }
@@ -104,7 +101,9 @@ def export(
     if len(targets) != 1:
         raise UsageError("export writes one file: FILE.npz, FILE.html or FILE.png.")
     (target,) = targets
-    endings = [".html"] if html else [".png"] if png else [".npz", ".html", ".png"]
+    endings = [".npz", ".html", ".png"]
+    if target is not file:
+        endings = [".html" if html else ".png"]
     if target.suffix not in endings:
         raise UsageError(f"{target}: expected a name that ends in {' or '.join(endings)}.")
     path = open_store(store).path_of(run_id)

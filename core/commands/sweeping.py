@@ -103,14 +103,15 @@ def sweep(
     pinned = _runs_tagged(ledger, against)
     ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
+    states: Counter[str] = Counter()
 
     def stop_line() -> str:
-        done = sum(outcome.state == DONE for outcome in outcomes)
-        return f"stopped; {done:,} of {len(cells):,} cells are stored; the same command resumes."
+        done = f"{states[DONE]:,} of {len(cells):,}"
+        return f"stopped; {done} cells are stored; the same command resumes."
 
     def tell(say: Progress, what: str) -> None:
-        failed = sum(outcome.state == FAILED for outcome in outcomes)
-        say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(cells), "cells")
+        failed = f" ({states[FAILED]} failed)" if states[FAILED] else ""
+        say(what + failed, len(outcomes), len(cells), "cells")
 
     with stoppable(says=stop_line), steps() as say:
         compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
@@ -129,6 +130,7 @@ def sweep(
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
+                states[outcome.state] += 1
                 ledger.record(outcome)
                 if outcome.state == FAILED:
                     print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
@@ -138,27 +140,27 @@ def sweep(
         change_of(state, of_now.get(state.cell, ""), pinned)
         for state in ledger.states(in_ledger(cells))
     ]
+    reused = sum(outcome.was_there for outcome in outcomes)
+    about: Record = {
+        "name": sweep_plan.name,
+        "cells": [change.as_json() for change in changes],
+        "computed": len(outcomes) - reused - states[FAILED],
+        "were_there": reused,
+        "failed": states[FAILED],
+    }
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None:
         write_gate(gate, junit, markdown)
-    reused = sum(outcome.was_there for outcome in outcomes)
-    failed = sum(outcome.state == FAILED for outcome in outcomes)
+        about["gate"] = gate.as_json()
     if as_json_:
-        about = {
-            "name": sweep_plan.name,
-            "cells": [change.as_json() for change in changes],
-            "computed": len(outcomes) - reused - failed,
-            "were_there": reused,
-            "failed": failed,
-        }
-        print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
+        print_json(about)
     else:
         _print_changes(sweep_plan, changes)
         if gate is not None:
             print_text(gate.table())
     if gate is not None and gate.failed:
         raise Exit(1)
-    if failed:
+    if states[FAILED]:
         raise Exit(2)
 
 
@@ -241,9 +243,8 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
         cell = change.as_json()
         rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
     states = Counter(change.state.state for change in changes)
-    counts = [f"{count:,} {state}" for state, count in states.items()]
-    if count_changed := sum(bool(change.what) for change in changes):
-        counts.append(f"{count_changed:,} changed")
+    states["changed"] = sum(bool(change.what) for change in changes)
+    counts = [f"{count:,} {state}" for state, count in states.items() if count]
     print_records(
         rows,
         f"{plan.name}: {', '.join(counts)}",
