@@ -80,12 +80,8 @@ class Request:
 
     def settings(self) -> dict[str, Any]:
         """Return the values that are not at their default, by name."""
-        values = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value != each.default:
-                values[each.name] = value
-        return values
+        values = {each: getattr(self, each.name) for each in fields(self)}
+        return {each.name: value for each, value in values.items() if value != each.default}
 
     def to_json(self) -> str:
         keys = {each.name: _key_of(each) for each in fields(self)}
@@ -101,7 +97,7 @@ class Request:
             if not values.keys() <= names.keys():
                 return None
             return msgspec.convert({names[key]: value for key, value in values.items()}, cls)
-        except (msgspec.MsgspecError, RecursionError, UsageError, ValueError):
+        except (RecursionError, UsageError, ValueError):
             return None
 
 

@@ -147,10 +147,7 @@ def _secret(_: type, value: Any) -> Secret:
 
 def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> list[str]:
     """Return the secrets in the file that every user of the machine can read."""
-    try:
-        if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
-            return []
-    except OSError:
+    if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
         return []
     readable = []
     for section in SECTIONS:

@@ -25,7 +25,7 @@ from ..runs.store.store import open_store
 from . import options
 from .terminal.console import print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
-from .verdicts import Load, load_for
+from .verdicts import Load, check_tokens, load_for
 
 Explanations = dict[tuple[str, str], Explanation]
 # parameters of causes that are tables
@@ -129,10 +129,7 @@ def explanations_of(
         dtypes = list(dict.fromkeys((dtype or "bfloat16", "float32")))
         return {(pair.reference, pair.variant): _explain_rollout(run, dtypes, loads, say)}
     if loads:
-        if not run.header.has_tokens:
-            raise UsageError("--model computes logits, and this run holds other values.")
-        if not all(tokens):
-            raise UsageError("--model needs the prompts' token ids, which this run does not have.")
+        check_tokens(run)
         if len(loads) > 1:
             raise UsageError("Several checkpoints are for trainer vs. rollout; give one.")
         (load,) = loads.values()

@@ -102,13 +102,8 @@ def verdict(
             )
         if dtype is not None and not is_list:
             raise UsageError("--dtype is for server responses; a dump has its compute dtype.")
-        if model and not run.header.has_tokens:
-            raise UsageError("--model computes logits, and this run holds other values.")
-        if model and not all(prompt.token_ids for prompt in run.header.prompts):
-            raise UsageError(
-                "This run has no token_ids, so no model can run on its tokens; save them with the"
-                " logits.",
-            )
+        if model:
+            check_tokens(run)
         new_id = run.run_id
         # for lists of top tokens a model measures the noise floor, its only control
         if is_list and model:
@@ -159,6 +154,17 @@ def verdict(
         print_text(new_id)
     if code := tell_verdicts(target, new_id, as_json_):
         raise Exit(code)
+
+
+def check_tokens(run: RunReader) -> None:
+    """UsageError if no model can compute the logits of a run."""
+    if not run.header.has_tokens:
+        raise UsageError("--model computes logits, and this run holds other values.")
+    if not all(prompt.token_ids for prompt in run.header.prompts):
+        raise UsageError(
+            "This run has no token_ids, so no model can run on its tokens; save them with the"
+            " logits.",
+        )
 
 
 def load_for(
