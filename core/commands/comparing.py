@@ -144,7 +144,7 @@ def compare_files(
     if are_arrays(files):
         opened = of_files(partial(compare_arrays, files, **taken_as))
     else:
-        from .comparing_others import run_of, statistics_of  # loads DuckDB, and a third of ours
+        from .corpora import run_of, statistics_of  # loads DuckDB, and a third of ours
 
         has_options = bool(conditions or positions or variant or framework or taken_as)
         if (statistics := statistics_of(names, has_options=has_options)) is not None:

