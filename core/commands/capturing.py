@@ -24,6 +24,7 @@ from ..runs.writer import RunWriter
 from ..text import number
 from . import options
 from .options import takes_request
+from .showing import print_continuations
 from .tables import pair_table, print_answer
 from .terminal.console import (
     announce,
@@ -120,11 +121,6 @@ def generate(
         print_costs(request, as_json_)
         return
     run_id, failures = capture_to_store(request, progress, store)
-    if progress == "bar" and not as_json_:
-        from .showing import print_continuations
-
-        with RunReader(open_store(store).path_of(run_id)) as run:
-            print_continuations(run)
     tell_end(run_id, failures, progress, as_json_, store)
 
 
@@ -444,6 +440,7 @@ def tell_end(
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
+            print_continuations(run)
             pairs, header = report_of_run(run)[0], run.header
         judged = [pair for pair in pairs if pair.answer.is_judged]
         for pair in [] if is_verdict_printed else judged:
