@@ -22,8 +22,14 @@ from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
 from ..text import number
-from . import options
-from .options import takes_request
+from .options import (
+    DryRunOption,
+    EngineOption,
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    takes_request,
+)
 from .showing import print_continuations
 from .tables import pair_table, print_answer
 from .terminal.console import (
@@ -49,11 +55,11 @@ _NOT_GENERATED = ("repeat", "layers", "layer_floor", "layer_positions", "kernels
 @takes_request(omit=["tokens"])
 def capture(
     request: CaptureRequest,
-    dry_run: options.DryRun = False,
-    engine: options.Engine = None,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    dry_run: DryRunOption = False,
+    engine: EngineOption = None,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Run a model on two or more mathematically equivalent execution paths and store every logit.
 
@@ -81,9 +87,9 @@ def capture(
 @takes_request(omit=["tokens"], judge=True)
 def judge(
     request: CaptureRequest,
-    engine: options.Engine = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    engine: EngineOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
@@ -103,10 +109,10 @@ def judge(
 @takes_request(omit=_NOT_GENERATED, defaults={"tokens": 64})
 def generate(
     request: CaptureRequest,
-    dry_run: options.DryRun = False,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    dry_run: DryRunOption = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Continue the same prompts greedily on every path, and store the logits up to where they
     diverge.
@@ -136,8 +142,8 @@ def search(
         min=0,
         help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
     ),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Search many prompts for flips, where two paths choose different tokens, and store those
     prompts as a run.
@@ -218,7 +224,7 @@ def search(
         raise Exit(1)
 
 
-def perform(progress: options.Progress = "json", store: options.Store = None) -> None:
+def perform(progress: ProgressOption = "json", store: StoreOption = None) -> None:
     """Read the JSON of a capture's request from the first line of stdin, and capture it."""
     request = CaptureRequest.from_json(sys.stdin.readline())
     if request is None:

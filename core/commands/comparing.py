@@ -20,7 +20,18 @@ from ..judging.in_memory import are_arrays, compare_arrays
 from ..runs.reports.conditions import ALLOWED, parse_conditions
 from ..runs.reports.report_json import as_json, report_of_run
 from ..text import clean
-from . import options
+from .options import (
+    AsOption,
+    ComputeDtypeOption,
+    ExactOption,
+    HoldsOption,
+    JsonOption,
+    JunitOption,
+    MarkdownOption,
+    MixtureOfExpertsOption,
+    ReferenceOption,
+    StoreOption,
+)
 from .tables import print_reports
 from .terminal.console import print_json, print_note, steps
 
@@ -47,21 +58,21 @@ def compare(
     fail_on: list[str] | None = Option(
         None, help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."
     ),
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    exact: options.Exact = None,
-    mixture_of_experts: options.MixtureOfExperts = False,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    exact: ExactOption = None,
+    mixture_of_experts: MixtureOfExpertsOption = False,
     variant: str | None = Option(None, help="Variant to summarize; --fail-on still covers all."),
     positions: bool = Option(False, "--positions", help="With --json: per-position metrics."),
     corpus: bool = Option(
         False, "--corpus", help="Statistics of llama-perplexity over all positions, with intervals."
     ),
-    framework: options.As = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    framework: AsOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Compare logits: two dumps, the arrays (sides) of one dump, server responses, or a stored run.
 

@@ -14,7 +14,16 @@ from ..numerics.formats import BFLOAT16, FLOAT32
 from ..rl.formats import are_tokens, files_in
 from ..runs.importing import import_run, is_run_file
 from ..runs.store.store import open_store
-from . import options
+from .options import (
+    ComputeDtypeOption,
+    ExactOption,
+    HoldsOption,
+    JsonOption,
+    MixtureOfExpertsOption,
+    ProgressOption,
+    ReferenceOption,
+    StoreOption,
+)
 from .terminal.console import (
     announce,
     print_facts,
@@ -36,20 +45,20 @@ def ingest(
     names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
     name: str | None = Option(None, help="Name of the run. Default: the file's name."),
     model: str = Option("", help="Model that the logits come from, for the record."),
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    exact: options.Exact = None,
-    mixture_of_experts: options.MixtureOfExperts = False,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    exact: ExactOption = None,
+    mixture_of_experts: MixtureOfExpertsOption = False,
     tokenizer: str | None = Option(
         None,
         metavar="DIR",
         help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
     ),
     run_id: str | None = Option(None, hidden=True, help="Id of the run."),
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Import a logit dump, server responses or a run file as a run.
 
@@ -126,10 +135,10 @@ def spare(context: Context) -> None:
 
 def inspect(
     names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    as_json_: options.Json = False,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens.
 

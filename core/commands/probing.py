@@ -39,8 +39,7 @@ from ..runs.response_run import write_responses
 from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..text import number
-from . import options
-from .options import takes_request
+from .options import JsonOption, ProgressOption, StoreOption, takes_request
 from .tables import print_pairs
 from .terminal.console import (
     announce,
@@ -69,9 +68,9 @@ def probe(
     dry_run: bool = Option(
         False, "--dry-run", help="Print request and token counts; send nothing."
     ),
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the
     responses as a run.

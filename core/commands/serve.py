@@ -25,7 +25,7 @@ from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
 from ..subprocess_json import ROOT
-from . import options
+from .options import JsonOption, StoreOption
 from .terminal.console import err, print_json, print_records, print_text
 
 
@@ -42,8 +42,8 @@ def serve(
     hash_password: bool = Option(False, "--hash-password", help="Print the hash of a password."),
     token: str | None = Option(None, metavar="NAME", help="Make and print a token for a member."),
     revoke: str | None = Option(None, metavar="NAME", help="Revoke a token."),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Serve the dashboard. Refuses to be open to others without a sign-in
     (docs/guides/hosting.md).

@@ -43,14 +43,14 @@ from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
 from ..runs.tables.mitigations import advice
 from ..text import number, plural
-from . import options
+from .options import AsOption, JsonOption, RunArgument, StoreOption
 from .rl import mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
 
 def show(
-    run_id: options.Run,
+    run_id: RunArgument,
     layers: bool = Option(
         False, "--layers", help="Show the modules that differ, and the first one."
     ),
@@ -67,9 +67,9 @@ def show(
     all_: bool = Option(False, "--all", help="With --layers: every module, with all figures."),
     differing: bool = Option(False, "--differing", help="With --kernels: only different counts."),
     positions: bool = Option(False, "--positions", help="With --json: figures of every position."),
-    framework: options.As = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    framework: AsOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Show a run: provenance, sides and their digests, pairs and flips.
 

@@ -14,7 +14,14 @@ from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import open_store
 from ..text import plural
-from . import options
+from .options import (
+    ComputeDtypeOption,
+    HoldsOption,
+    JsonOption,
+    ReferenceOption,
+    RunArgument,
+    StoreOption,
+)
 from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
 
@@ -37,8 +44,8 @@ TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
 def list_(
     deleted: bool = Option(False, "--deleted", help="List the runs deleted within a week instead."),
     all_: bool = Option(False, "--all", help="Include runs that a judged run replaces."),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """List the stored runs, newest first, sample runs included.
 
@@ -83,13 +90,13 @@ def list_(
 
 
 def export(
-    run_id: options.Run,
+    run_id: RunArgument,
     file: Path | None = Argument(None, metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png."),
     html: Path | None = Option(None, metavar="FILE", help="The same as FILE.html."),
     png: Path | None = Option(None, metavar="FILE", help="The same as FILE.png."),
     overwrite: bool = Option(False, "--overwrite", help="Replace the file if it exists."),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Export the sides of a run to an npz in their bits and dtype, the run to one HTML file, or its
     worst pair to a picture.
@@ -141,11 +148,11 @@ def push(
         None, help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."
     ),
     model: str | None = Option(None, help="For a dump: its model, for the record."),
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Send a run or a dump to a server and print its link there."""
     # imported late: what speaks HTTP takes 0.2 s to load
@@ -187,7 +194,7 @@ def _token(path: Path | None) -> str:
 
 
 def label(
-    run_id: options.Run,
+    run_id: RunArgument,
     tag: list[str] | None = Option(None, help="Add this tag; may be given several times."),
     remove_tag: list[str] | None = Option(
         None, help="Remove this tag; may be given several times."
@@ -197,8 +204,8 @@ def label(
     name: str | None = Option(
         None, help="Rename the run in lists and on pages; '' restores its own name."
     ),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Rename, tag, annotate or pin a run; without options, show its labels.
 
@@ -231,8 +238,8 @@ def delete(
     for_good: bool = Option(
         False, "--for-good", help="Remove the files now, also of deleted runs."
     ),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Delete runs; `--restore` brings them back within a week, with their tags and notes.
 

@@ -36,9 +36,9 @@ from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import clean, plural
-from . import options
 from .capturing import load, plan_of, run_plan
 from .gates import write_gate
+from .options import EngineOption, JsonOption, JunitOption, MarkdownOption, StoreOption
 from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import EXIT_CODE, stoppable, stopping
 
@@ -70,11 +70,11 @@ def sweep(
     fail_on: list[str] | None = Option(
         None, help="Exit with 1 if a cell is one of changed, bug, flips."
     ),
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    engine: options.Engine = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    engine: EngineOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x
     dtypes x prompts.

@@ -36,7 +36,16 @@ from ..runs.reports.report_json import plain_number
 from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
 from ..verdict import UNDECIDED, exit_code
-from . import options
+from .options import (
+    DeviceOption,
+    ExactOption,
+    JsonOption,
+    MixtureOfExpertsOption,
+    RevisionOption,
+    RunArgument,
+    StoreOption,
+    TrustOption,
+)
 from .tables import print_answer, print_checks
 from .terminal.console import print_json, print_records, print_text, steps
 from .terminal.stopping import stoppable
@@ -56,7 +65,7 @@ _TABLES = {
 
 
 def verdict(
-    run_id: options.Run,
+    run_id: RunArgument,
     rerun: Files = Option(
         None, help="A dump of the same sides, rerun; twice for one file per side."
     ),
@@ -69,22 +78,22 @@ def verdict(
     float32: Files = Option(
         None, "--float32", help="A dump of the same sides, computed in float32."
     ),
-    exact: options.Exact = None,
+    exact: ExactOption = None,
     floor: Files = Option(
         None, help="A float32 dump of three or more equal paths: the noise floor."
     ),
     model: str | None = Option(None, help="Folder, hub id or GGUF: measures the noise floor."),
     declare: list[str] | None = Option(None, help=f"With --model: {DECLARE}"),
     dtype: str | None = Option(None, help="With --model, for server responses: their dtype."),
-    mixture_of_experts: options.MixtureOfExperts = False,
-    device: options.Device = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.Trust = False,
+    mixture_of_experts: MixtureOfExpertsOption = False,
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
     name: str | None = Option(
         None, help="Name of the judged run. Default: the run's, and 'judged'."
     ),
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Print a run's verdict and checks; with controls, judge an uploaded run and store it with the
     new verdict.
@@ -173,7 +182,7 @@ def verdict(
 
 
 def explain(
-    run_id: options.Run,
+    run_id: RunArgument,
     variant: str | None = Option(None, help="Explain this variant only."),
     more: list[str] | None = Argument(
         None, metavar="CHECKPOINT", help="More checkpoints for --trainer."
@@ -195,11 +204,11 @@ def explain(
             " float32."
         ),
     ),
-    device: options.Device = None,
-    revision: options.Revision = None,
-    trust_remote_code: options.Trust = False,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    device: DeviceOption = None,
+    revision: RevisionOption = None,
+    trust_remote_code: TrustOption = False,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Check a difference for well-known causes: temperature, shifted rows, a penalty, a mask,
     placeholders.

@@ -9,7 +9,7 @@ from typer import Argument, Option
 from ..numerics.formats import format_named
 from ..rl.checkpoints import Change, Comparison, compare_checkpoints, sum_of
 from ..text import number, percent
-from . import options
+from .options import JsonOption
 from .terminal.console import out, print_json, print_text, steps, table_of
 from .terminal.stopping import stoppable
 
@@ -27,7 +27,7 @@ def weights(
     layers: bool = Option(
         False, "--layers", help="Print a row per module of each layer instead of merging layers."
     ),
-    as_json_: options.Json = False,
+    as_json_: JsonOption = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is
     right.
