@@ -55,8 +55,8 @@ def compare(
             " Of trainer vs. rollout: any number of files, or folders of them."
         ),
     ),
-    fail_on: list[str] | None = Option(
-        None, help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."
+    fail_on: list[str] = Option(
+        [], help=f"Exit with 1 if a pair meets a condition; comma-separated: {ALLOWED}."
     ),
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
@@ -96,7 +96,7 @@ def compare(
                 "exact": exact,
                 "has_experts": mixture_of_experts,
             },
-            fail_on=fail_on or (),
+            fail_on=fail_on,
             variant=variant,
             positions=positions,
             corpus=corpus,

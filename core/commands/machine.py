@@ -31,12 +31,10 @@ from .terminal.stopping import stoppable
 
 def ops(
     device: DeviceOption = None,
-    dtype: list[str] | None = Option(
-        None, help="float32, bfloat16 or float16, several times. Default: the first two."
+    dtype: list[str] = Option(
+        [], help="float32, bfloat16 or float16, several times. Default: the first two."
     ),
-    op: list[str] | None = Option(
-        None, help="Probe this operation only; may be given several times."
-    ),
+    op: list[str] = Option([], help="Probe this operation only; may be given several times."),
     model: str | None = Option(
         None, help="Folder, hub id or GGUF: probe linear at its shapes too."
     ),
@@ -78,7 +76,7 @@ def ops(
         )
 
         operations = list(dict.fromkeys(operation.name for operation in OPERATIONS))
-        if unknown := [each for each in op or () if each not in operations]:
+        if unknown := [each for each in op if each not in operations]:
             raise UsageError(
                 f"unknown operation '{unknown[0]}'; expected one of {', '.join(operations)}.",
             )
@@ -88,7 +86,7 @@ def ops(
             # on the CPU and without weights: only the shapes of its layers are looked at
             shapes = load_model(model, dtype="float32", device="cpu", weights=False)
             linear += linear_operations(shapes.model)
-        probes = probes_of(used, op or [], quick, linear)
+        probes = probes_of(used, op, quick, linear)
         plan = ProbePlan(used, dtypes, probes, repeats, quick, seconds_each=0.3 if quick else 1.0)
         rows = list(probe_all(plan, say))
         chip = name_of_device(used)

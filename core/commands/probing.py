@@ -60,8 +60,8 @@ def probe(
     request: ProbeRequest,
     rounds: int | None = Option(None, min=1, help="End --watch after so many rounds."),
     webhook: str = Option("", help="URL that gets JSON when --watch sees a move, and a return."),
-    fail_on: list[str] | None = Option(
-        None,
+    fail_on: list[str] = Option(
+        [],
         help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
         " compare.",
     ),

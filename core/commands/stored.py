@@ -195,10 +195,8 @@ def _token(path: Path | None) -> str:
 
 def label(
     run_id: RunArgument,
-    tag: list[str] | None = Option(None, help="Add this tag; may be given several times."),
-    remove_tag: list[str] | None = Option(
-        None, help="Remove this tag; may be given several times."
-    ),
+    tag: list[str] = Option([], help="Add this tag; may be given several times."),
+    remove_tag: list[str] = Option([], help="Remove this tag; may be given several times."),
     note: str | None = Option(None, help="Replace the note; '' removes it."),
     pin: bool | None = Option(None, "--pin/--unpin", help="Mark the run as one to keep."),
     name: str | None = Option(
@@ -214,10 +212,8 @@ def label(
     target = open_store(store)
     full = target.find(run_id).stem
     old = target.labels(full)
-    removed = labels.labels_of(remove_tag or [], "").tags
-    tags = [
-        each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed
-    ]
+    removed = labels.labels_of(remove_tag, "").tags
+    tags = [each for each in (*old.tags, *labels.labels_of(tag, "").tags) if each not in removed]
     new = labels.labels_of(
         tags,
         old.note if note is None else note,

@@ -60,16 +60,12 @@ def sweep(
         None, metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'."
     ),
     build: str = Option("", help="Label of the build under test; a new one recomputes the cells."),
-    cell: list[str] | None = Option(
-        None, help="Compute only this cell, in this process; repeatable."
-    ),
+    cell: list[str] = Option([], help="Compute only this cell, in this process; repeatable."),
     print_: bool = Option(False, "--print", help="Print a command per missing cell, for Slurm."),
     against: str | None = Option(
         None, help="Compare each cell with its run that has this tag. Default: its last good run."
     ),
-    fail_on: list[str] | None = Option(
-        None, help="Exit with 1 if a cell is one of changed, bug, flips."
-    ),
+    fail_on: list[str] = Option([], help="Exit with 1 if a cell is one of changed, bug, flips."),
     junit: JunitOption = None,
     markdown: MarkdownOption = None,
     engine: EngineOption = None,
@@ -86,7 +82,7 @@ def sweep(
     HEAD)"
     """
     use_engines(engine)
-    conditions = conditions_of(fail_on or ())
+    conditions = conditions_of(fail_on)
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
     sweep_plan = read_plan(plan, build)

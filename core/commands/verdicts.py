@@ -53,7 +53,7 @@ from .terminal.stopping import stoppable
 if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.models.model import LoadedModel
 
-Files = list[Path] | None
+Files = list[Path]
 Load = Callable[[str], "LoadedModel"]
 """dtype -> the model."""
 Explanations = dict[tuple[str, str], Explanation]
@@ -66,24 +66,18 @@ _TABLES = {
 
 def verdict(
     run_id: RunArgument,
-    rerun: Files = Option(
-        None, help="A dump of the same sides, rerun; twice for one file per side."
-    ),
+    rerun: Files = Option([], help="A dump of the same sides, rerun; twice for one file per side."),
     neighbours: Files = Option(
-        None,
+        [],
         "--neighbors",
         "--neighbours",
         help="A dump of the same sides in a batch with other requests.",
     ),
-    float32: Files = Option(
-        None, "--float32", help="A dump of the same sides, computed in float32."
-    ),
+    float32: Files = Option([], "--float32", help="A dump of the same sides, computed in float32."),
     exact: ExactOption = None,
-    floor: Files = Option(
-        None, help="A float32 dump of three or more equal paths: the noise floor."
-    ),
+    floor: Files = Option([], help="A float32 dump of three or more equal paths: the noise floor."),
     model: str | None = Option(None, help="Folder, hub id or GGUF: measures the noise floor."),
-    declare: list[str] | None = Option(None, help=f"With --model: {DECLARE}"),
+    declare: list[str] = Option([], help=f"With --model: {DECLARE}"),
     dtype: str | None = Option(None, help="With --model, for server responses: their dtype."),
     mixture_of_experts: MixtureOfExpertsOption = False,
     device: DeviceOption = None,
@@ -106,15 +100,15 @@ def verdict(
     target = open_store(store)
     path = target.path_of(run_id)
     load = partial(load_for, model or "", device, revision, trust_remote_code)
-    files: dict[str, Files] = {
+    files = {
         "rerun": rerun,
         "neighbours": neighbours,
         "float32": float32,
-        "exact": exact and [exact],
+        "exact": [exact] if exact else [],
         "floor": floor,
     }
     dumps = {what: paths for what, paths in files.items() if paths}
-    for text in declare or ():
+    for text in declare:
         part_and_format(text)
     if declare and not model:
         raise UsageError("--declare needs --model, which tries the precision.")
@@ -149,8 +143,8 @@ def verdict(
                     make_controls = model_of_dump(
                         load(run.header.compute_dtype),
                         run,
-                        float32=float32 or (),
-                        precisions=parse_precisions(declare or ()),
+                        float32=float32,
+                        precisions=parse_precisions(declare),
                         on_progress=say,
                     )
                 controls = measure_controls(
@@ -184,11 +178,9 @@ def verdict(
 def explain(
     run_id: RunArgument,
     variant: str | None = Option(None, help="Explain this variant only."),
-    more: list[str] | None = Argument(
-        None, metavar="CHECKPOINT", help="More checkpoints for --trainer."
-    ),
-    model: list[str] | None = Option(
-        None,
+    more: list[str] = Argument([], metavar="CHECKPOINT", help="More checkpoints for --trainer."),
+    model: list[str] = Option(
+        [],
         "--model",
         "--trainer",
         metavar="CHECKPOINT",
@@ -224,7 +216,7 @@ def explain(
     # Threads of torch that wait for each other spin otherwise: half of the time of short responses.
     os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     path = open_store(store).path_of(run_id)
-    checkpoints = [*(model or ()), *(more or ())]
+    checkpoints = [*model, *more]
     # each is looked for before the first is loaded, which may take minutes
     if len(checkpoints) > 1:
         from ..inference.models.source import source_of
