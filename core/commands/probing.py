@@ -36,7 +36,6 @@ from ..responses.records import ResponseSide
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.response_run import write_responses
-from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..text import number
 from .options import JsonOption, ProgressOption, StoreOption, takes_request
@@ -179,7 +178,7 @@ def _watch(
         err,
     )
     unsent = None
-    with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
+    with suppress(KeyboardInterrupt), stopping(lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
             if as_json_:

@@ -18,7 +18,6 @@ from ..errors import UlpscopeError, UsageError
 from ..numerics.arrays import Record
 from ..progress import Progress, no_progress
 from ..runs.file.database import each_database
-from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
 from ..sweeps.ledger import (
@@ -258,7 +257,7 @@ def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellO
     use_engines(list(engines))
     store = open_store(address)
     try:
-        with stopping(remove_living, says=lambda: ""):
+        with stopping(lambda: ""):
             return outcome_of(store, cell)
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)

@@ -23,7 +23,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.waiting import until
-{planted}
+
 main = threading.get_ident()
 call = compile("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)", "", "exec")
 
@@ -40,9 +40,9 @@ with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
 """
 
 
-def started(store, planted=""):
+def started(store):
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
+        [sys.executable, "-c", STUCK, str(store)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -72,6 +72,16 @@ def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothi
     assert list(tmp_path.iterdir()) == []
 
 
+def ended(code):
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 IMPATIENT = """
 import os, signal, threading, typer
 from core.commands.terminal.stopping import stoppable
@@ -91,13 +101,7 @@ except typer.Exit as left:
 
 
 def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and_say_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPATIENT],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = ended(IMPATIENT)
     assert (done.returncode, done.stdout, done.stderr) == (
         EXIT_CODE,
         "cleaned up\n",
@@ -121,11 +125,5 @@ except typer.Exit as left:
 
 
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
-    done = subprocess.run(
-        [sys.executable, "-c", SWALLOWED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = ended(SWALLOWED)
     assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")
