@@ -145,7 +145,7 @@ def _secret(_: type, value: Any) -> Secret:
     raise ValueError("Expected a text")
 
 
-def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> list[str]:
+def readable_secrets(config: Configuration) -> list[str]:
     """Return the secrets in the file that every user of the machine can read."""
     if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
         return []
@@ -153,7 +153,7 @@ def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> l
     for section in SECTIONS:
         for name, value in structs.asdict(getattr(config, section)).items():
             # a variable of the environment replaces the file's value
-            is_of_file = variable_of(section, name) not in environment
+            is_of_file = variable_of(section, name) not in os.environ
             if isinstance(value, Secret) and value and is_of_file:
                 readable.append(f"[{section}] {name}")
     return readable

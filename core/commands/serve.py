@@ -97,7 +97,7 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
                 rows.append({"setting": setting, "value": json.dumps(value), "variable": variable})
         print_records(rows, f"from {config.source} and the environment" if config.source else None)
         print_text(f"sign-in: {start.ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
-        for secret in readable_secrets(config, os.environ):
+        for secret in readable_secrets(config):
             print_text(
                 f"warning: every user of this machine can read {secret}: chmod 600 the file.",
                 err,

@@ -11,6 +11,7 @@ import pytest
 from core.commands.terminal import stopping
 from core.commands.terminal.stopping import EXIT_CODE
 from tests.places import ROOT
+from tests.shell import python
 
 # A run is being written and the main thread is inside a call that lets other threads run and that
 # no signal ends, as in a forward.
@@ -72,16 +73,6 @@ def test_a_process_inside_one_long_call_ends_within_two_seconds_and_leaves_nothi
     assert list(tmp_path.iterdir()) == []
 
 
-def ended(code):
-    return subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-
-
 IMPATIENT = """
 import os, signal, threading, typer
 from core.commands.terminal.stopping import stoppable
@@ -101,7 +92,7 @@ except typer.Exit as left:
 
 
 def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and_say_nothing():
-    done = ended(IMPATIENT)
+    done = python(IMPATIENT)
     assert (done.returncode, done.stdout, done.stderr) == (
         EXIT_CODE,
         "cleaned up\n",
@@ -125,5 +116,5 @@ except typer.Exit as left:
 
 
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
-    done = ended(SWALLOWED)
+    done = python(SWALLOWED)
     assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")
