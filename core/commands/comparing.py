@@ -5,7 +5,7 @@ them.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import replace
 from functools import partial
@@ -89,18 +89,16 @@ def compare(
         comparison = compare_files(
             names,
             store,
-            {
-                "compute_dtype": compute_dtype,
-                "reference": reference,
-                "holds": holds,
-                "exact": exact,
-                "has_experts": mixture_of_experts,
-            },
             fail_on=fail_on,
             variant=variant,
             positions=positions,
             corpus=corpus,
             framework=framework,
+            compute_dtype=compute_dtype,
+            reference=reference,
+            holds=holds,
+            exact=exact,
+            has_experts=mixture_of_experts,
         )
     if as_json_:
         print_json(comparison.report)
@@ -139,17 +137,20 @@ class Comparison(NamedTuple):
 def compare_files(
     names: Sequence[str],
     store: str | None = None,
-    taken_as: Mapping[str, Any] | None = None,
     *,
     fail_on: Sequence[str] = (),
     variant: str | None = None,
     positions: bool = False,
     corpus: bool = False,
     framework: str | None = None,
+    **taken_as: Any,
 ) -> Comparison:
-    """Compare files, or the sides of a stored run; the arguments are the options of `compare`."""
+    """Compare files, or the sides of a stored run; the arguments are the options of `compare`.
+
+    taken_as: those for a dump.
+    """
     conditions = parse_conditions(fail_on) if fail_on else []
-    taken_as = {what: word for what, word in (taken_as or {}).items() if word}
+    taken_as = {what: word for what, word in taken_as.items() if word}
     files = [Path(name) for name in names]
     opened: AbstractContextManager[Run]
     if are_arrays(files):
