@@ -69,11 +69,11 @@ _FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python
 def _summaries(module: str) -> dict[str, str]:
     """Return the first paragraphs of a module's docstrings by function, without importing it."""
     tree = ast.parse((Path(__file__).parent / "commands" / f"{module}.py").read_text("utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     summaries = {}
-    for function in functions:
-        first_paragraph = (ast.get_docstring(function) or "").partition("\n\n")[0]
-        summaries[function.name] = first_paragraph.replace("\n", " ")
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            first_paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+            summaries[node.name] = first_paragraph.replace("\n", " ")
     return summaries
 
 
@@ -166,7 +166,7 @@ def main() -> None:
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

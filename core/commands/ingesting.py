@@ -130,7 +130,7 @@ def spare(context: Context) -> None:
             json.loads(line)["arguments"],
             standalone_mode=False,
         )
-        raise Exit(code if isinstance(code, int) else 0)
+        raise Exit(code or 0)
 
 
 def inspect(
