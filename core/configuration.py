@@ -115,13 +115,13 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     for section, kind in SECTIONS.items():
         prefix = variable_of(section, "")
         settings = values.get(section, {})
-        types = {each.name: each.type for each in structs.fields(kind)}
+        defaults = kind()
         overrides: dict[str, Any] = {}
         for variable, text in environment.items():
             if variable.startswith(prefix):
                 name = variable.removeprefix(prefix).lower()
                 overrides[name] = text
-                if types.get(name) == tuple[str, ...]:
+                if isinstance(getattr(defaults, name, None), tuple):
                     overrides[name] = list(filter(None, map(str.strip, text.split(","))))
         try:
             merged = settings | overrides if isinstance(settings, dict) else settings

@@ -138,7 +138,7 @@ def widen(bits: Bits, fmt: FloatFormat) -> NDArray[np.uint32]:
     if fmt is FLOAT32:
         return bits
     if fmt is BFLOAT16:
-        return bits.astype(np.uint32) << 16
+        return bits.astype(np.uint32) << np.uint32(16)
     with np.errstate(invalid="ignore"):
         return values_of(bits, fmt).view(np.uint32)
 
