@@ -59,7 +59,7 @@ MODULES = {
     "list": "stored",
     "spare": "ingesting",
     "perform": "capturing",
-    "comment": "gates",
+    "comment": "comparing",
 }
 _HIDDEN = ("spare", "perform", "comment")
 _FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python

@@ -1,9 +1,10 @@
 """`compare`: two dumps, the sides of one, server responses, corpora or a stored run; a gate of
-them.
+them, and `comment`: its report on a pull request.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
@@ -12,14 +13,15 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from typer import Argument, Option
+from typer import Argument, Exit, Option
 
 from ..checks.responses import CONTEXT
 from ..errors import UsageError
+from ..evidence import FAILED, PASSED
 from ..judging.in_memory import are_arrays, compare_arrays
-from ..runs.reports.conditions import ALLOWED, parse_conditions
+from ..runs.reports.conditions import ALLOWED, UNDECIDED, parse_conditions
 from ..runs.reports.report_json import as_json, report_of_run
-from ..text import clean
+from ..text import clean, plural
 from .options import (
     AsOption,
     ComputeDtypeOption,
@@ -33,7 +35,7 @@ from .options import (
     StoreOption,
 )
 from .tables import print_reports
-from .terminal.console import print_json, print_note, steps
+from .terminal.console import err, print_json, print_note, print_text, steps
 
 if TYPE_CHECKING:
     from ..runs.measured import MemoryRun
@@ -42,6 +44,8 @@ if TYPE_CHECKING:
 
     Run = RunReader | MemoryRun
 
+# a terminal shows so many outcomes of a kind; JSON, JUnit and Markdown have them all
+_MOST_LINES = 20
 _LONGEST_NOTE = 1000  # characters of what is noted on a dump, its own `meta` included
 
 
@@ -105,8 +109,6 @@ def compare(
     else:
         comparison.show()
     if comparison.gate is not None:
-        from .gates import end_with
-
         end_with(comparison.gate, junit, markdown, as_json_)
 
 
@@ -169,7 +171,7 @@ def compare_files(
         pairs, classes = report_of_run(run)
         mismatch, corpora, gate = None, [], None
         if framework or run.has_rollouts:
-            from .rl import mismatch_of, print_mismatch
+            from .showing import mismatch_of, print_mismatch
 
             mismatch = mismatch_of(run, framework)
             pairs = [replace(pair, mismatch=mismatch) for pair in pairs]
@@ -213,3 +215,60 @@ def of_files(compared: Callable[..., AbstractContextManager[Run]]) -> Iterator[R
         if note := run.header.provenance.note:
             print_note(clean(note, _LONGEST_NOTE))
         yield run
+
+
+def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_json_: bool) -> None:
+    """Print a gate's failures and undecided outcomes, write its reports; exit with 1 if it
+    failed.
+    """
+    for kind in (FAILED, UNDECIDED):
+        outcomes = [outcome for outcome in gate.outcomes if outcome.outcome == kind]
+        for outcome in outcomes[:_MOST_LINES]:
+            print_text(f"gate {kind}: {gate.sentence(outcome)}", err)
+        if len(outcomes) > _MOST_LINES:
+            print_text(f"gate {kind}: and {len(outcomes) - _MOST_LINES:,} more.", err)
+    for note in gate.notes:
+        print_note(note)
+    if gate.outcome == PASSED and not as_json_:
+        undecided = sum(outcome.outcome == UNDECIDED for outcome in gate.outcomes)
+        passed = len(gate.outcomes) - undecided
+        rest = f", undecided: {undecided:,}" if undecided else ""
+        print_text(f"gate passed: {plural(passed, 'condition')}{rest}")
+    write_gate(gate, junit, markdown)
+    if gate.failed:
+        raise Exit(1)
+
+
+def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
+    # loads what makes pictures and XML
+    from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
+
+    if junit is not None:
+        write_whole(junit, junit_text(gate))
+    if markdown is not None:
+        append(markdown, markdown_text(gate))
+
+
+def comment(
+    report: Path = Argument(..., metavar="FILE", help="Markdown of `compare --markdown`."),
+    name: str = Option("logits", help="Name of the gate; each has a comment of its own."),
+    artifact: str = Option("", help="Address of the job's files."),
+) -> None:
+    """Write a gate's report as a comment on the job's pull request.
+
+    If it cannot, warn: the gate decides.
+    """
+    # imported late: what speaks HTTP takes 0.2 s to load
+    from ..pull_request import CommentError, put_comment
+
+    text = "### ULPscope gate: no result\n\nThe job's log has the reason.\n"
+    # else a comment of an earlier push would pass for the result of this one
+    if report.is_file():
+        text = report.read_text(encoding="utf-8")
+    try:
+        print_text(
+            put_comment(os.environ, name, text, artifact) or "no pull request, so no comment.",
+        )
+    except CommentError as error:
+        # a command of GitHub Actions: it has % as %25
+        print_text(f"::warning title=ULPscope::{clean(error, 500).replace('%', '%25')}")

@@ -38,6 +38,7 @@ from ..runs.reader import RunReader
 from ..runs.response_run import write_responses
 from ..runs.store.store import Store, open_store
 from ..text import number
+from .comparing import compare_files, end_with
 from .options import JsonOption, ProgressOption, StoreOption, takes_request
 from .tables import print_pairs
 from .terminal.console import (
@@ -124,8 +125,6 @@ def probe(
         run_ids = _store(target, servers, probed, request)
     gate = None
     if fail_on and probed.state is not None:
-        from .comparing import compare_files
-
         gate = compare_files([run_ids[-1]], store, fail_on=fail_on).gate
     if progress == "json":
         print_line(stage="done", run_id=run_ids[0])
@@ -141,8 +140,6 @@ def probe(
                 print_pairs(run)
             announce(run_id, store)
     if gate is not None:
-        from .gates import end_with
-
         end_with(gate, None, None, as_json_)
     elif fail_on:
         raise UlpscopeError("--fail-on state decides nothing: no axis was answered.")

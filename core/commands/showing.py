@@ -1,4 +1,4 @@
-"""`show`: a run, and with options its modules, kernels or mitigations."""
+"""`show`: a run, and with options its modules, kernels or mitigations; trainer against rollout."""
 
 import sys
 from collections.abc import Sequence
@@ -10,7 +10,11 @@ from ..configuration import configuration
 from ..document.charts import every_few
 from ..errors import UsageError
 from ..numerics.arrays import DataFrame, Record
+from ..rl.queries import interval_of, mismatch_json
+from ..rl.queries import sentence as mismatch_sentence
+from ..runs.figures import Figures
 from ..runs.file.records import StoredPair
+from ..runs.measured import MemoryRun
 from ..runs.queries import choices
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
@@ -42,9 +46,8 @@ from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
 from ..runs.tables.mitigations import advice
-from ..text import number, plural
+from ..text import number, percent, plural
 from .options import AsOption, JsonOption, RunArgument, StoreOption
-from .rl import mismatch_of, print_mismatch
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
@@ -144,6 +147,47 @@ def report_of(
     """Return a run as JSON, with the figures of trainer vs. rollout if it has any."""
     report, mismatch = run_json(run, with_positions=with_positions), mismatch_of(run, framework)
     return report | {"mismatch": mismatch} if mismatch else report
+
+
+def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> Record | None:
+    """Return the figures of a run of chosen tokens, None for another run.
+
+    UsageError if a framework is named for it.
+    """
+    if isinstance(run, Figures) and run.has_rollouts:
+        return mismatch_json(run, framework or "ulpscope")
+    if framework is not None:
+        raise UsageError(
+            "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens.",
+        )
+    return None
+
+
+def print_mismatch(mismatch: Record) -> None:
+    """Print the figures, and where the difference lies."""
+    rows = [
+        (row["name"], number(row["value"]), interval_of(row), row["usual"], row["definition"])
+        for row in mismatch["figures"]
+    ]
+    source = f" ({mismatch['source']})" if mismatch["source"] else ""
+    columns = ("figure", "value", "95 % interval", "usual", "definition")
+    title = f"{mismatch['framework']}{source}: r = trainer - rollout"
+    out.print(table_of(columns, rows, title=title))
+    if len(mismatch["by_step"]) > 1:
+        steps = [row | {"mean_ratio": row["ratio"]} for row in mismatch["by_step"]]
+        print_records(
+            steps,
+            "by step",
+            keys=("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs"),
+            most=40,
+        )
+    print_text(mismatch_sentence(mismatch))
+    for bar in mismatch["bars"]:
+        if bar["tokens"]:
+            print_text(
+                f"{bar['bar']}: {percent(bar['tokens'])} of the tokens, {percent(bar['kl'])} of"
+                " the KL",
+            )
 
 
 def _print_caches(run: RunReader) -> None:

@@ -36,7 +36,7 @@ from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import clean, plural
 from .capturing import load, plan_of, run_plan
-from .gates import write_gate
+from .comparing import write_gate
 from .options import EngineOption, JsonOption, JunitOption, MarkdownOption, StoreOption
 from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import EXIT_CODE, stoppable, stopping
