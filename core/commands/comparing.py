@@ -240,7 +240,7 @@ def end_with(gate: GateReport, junit: Path | None, markdown: Path | None, as_jso
 
 
 def write_gate(gate: GateReport, junit: Path | None, markdown: Path | None) -> None:
-    # loads what makes pictures and XML
+    # imported late: a comparison without a gate needs no XML
     from ..runs.reports.gate_files import append, junit_text, markdown_text, write_whole
 
     if junit is not None:
