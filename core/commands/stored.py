@@ -55,12 +55,12 @@ def list_(
     if deleted:
         # those that can be restored, the latest deleted first
         runs = target.deleted()
-        cards = read_runs([run.path for run in runs])
+        by_path = read_runs([run.path for run in runs])
         rows = [
             {
                 "run_id": run.run_id,
                 # None: a file that cannot be read
-                "name": getattr(cards.get(run.path), "name", None),
+                "name": getattr(by_path.get(run.path), "name", None),
                 "deleted": run.deleted.isoformat(" ", "seconds"),
                 "bytes": run.bytes,
             }
