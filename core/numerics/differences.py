@@ -43,7 +43,11 @@ class Differences:
         return self.sum_squares / self.spacing**2
 
 
-def rms_row_ulps(row_squares: Floats, finite: Ints, axis: int | None) -> Floats:
+def rms_row_ulps(
+    row_squares: Floats,
+    finite: Ints,
+    axis: int | None,
+) -> Floats:
     """Root mean square in row ULPs of many rows together, along an axis or of all; NaN if no row
     has any.
 
@@ -67,7 +71,11 @@ def as_compiled(bits: Bits) -> Bits:
     return view
 
 
-def differences(a: Bits, b: Bits, fmt: FloatFormat) -> Differences:
+def differences(
+    a: Bits,
+    b: Bits,
+    fmt: FloatFormat,
+) -> Differences:
     """Compare bits `a` (reference) and `b`, both [rows, width] of `fmt`.
 
     One thread, without the GIL.

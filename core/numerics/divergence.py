@@ -224,7 +224,13 @@ def histogram_of(distances: Ints) -> dict[int, int]:
     return dict(zip(_LEAST_DISTANCES[bins].tolist(), distances[bins].tolist(), strict=True))
 
 
-def compare(a: Bits, b: Bits, fmt: FloatFormat, *, has_tokens: bool = True) -> RowFigures:
+def compare(
+    a: Bits,
+    b: Bits,
+    fmt: FloatFormat,
+    *,
+    has_tokens: bool = True,
+) -> RowFigures:
     """Compare bits `a` (reference) and `b` (variant), both [rows, vocab] of `fmt`, on all cores.
 
     has_tokens: whether rows are over a vocabulary; other values may be one a row.
