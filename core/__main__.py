@@ -13,7 +13,7 @@ import warnings
 from functools import cache
 from importlib import import_module
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 from . import __version__
 from .command_name import COMMAND
@@ -40,18 +40,18 @@ MODULES = {
     "capture": "capturing",
     "judge": "capturing",
     "verdict": "verdicts",
-    "explain": "explaining",
-    "generate": "generating",
-    "search": "generating",
-    "ops": "ops",
+    "explain": "verdicts",
+    "generate": "capturing",
+    "search": "capturing",
+    "ops": "machine",
     "sweep": "sweeping",
     "show": "showing",
     "export": "stored",
     "delete": "stored",
     "label": "stored",
-    "model": "models",
-    "engines": "models",
-    "push": "pushing",
+    "model": "machine",
+    "engines": "machine",
+    "push": "stored",
     "serve": "serve",
     "weights": "weights",
     "skill": "serve",
@@ -59,7 +59,7 @@ MODULES = {
     "list": "stored",
     "spare": "ingesting",
     "perform": "capturing",
-    "comment": "gates",
+    "comment": "comparing",
 }
 _HIDDEN = ("spare", "perform", "comment")
 _FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python
@@ -69,11 +69,11 @@ _FUNCTIONS = {"list": "list_"}  # where a command's name is taken in Python
 def _summaries(module: str) -> dict[str, str]:
     """Return the first paragraphs of a module's docstrings by function, without importing it."""
     tree = ast.parse((Path(__file__).parent / "commands" / f"{module}.py").read_text("utf-8"))
-    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     summaries = {}
-    for function in functions:
-        first_paragraph = (ast.get_docstring(function) or "").partition("\n\n")[0]
-        summaries[function.name] = first_paragraph.replace("\n", " ")
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            first_paragraph = (ast.get_docstring(node) or "").partition("\n\n")[0]
+            summaries[node.name] = first_paragraph.replace("\n", " ")
     return summaries
 
 
@@ -115,15 +115,13 @@ def _print_version(is_asked: bool) -> None:
 
 
 def _root(
-    version: Annotated[
-        bool,
-        typer.Option(
-            "--version",
-            callback=_print_version,
-            is_eager=True,
-            help="Print the version.",
-        ),
-    ] = False,
+    version: bool = typer.Option(
+        False,
+        "--version",
+        callback=_print_version,
+        is_eager=True,
+        help="Print the version.",
+    ),
 ) -> None:
     """Take the options before a command."""
 
@@ -149,7 +147,7 @@ app = typer.main.get_command(_application)
 
 def main() -> None:
     """Run the command line; an UlpscopeError becomes one sentence on stderr and exit code 2."""
-    from .commands.terminal.console import err
+    from .commands.terminal.console import err, print_text
 
     # What is imported stays. To look through it at every 700 objects took a sixth of its time.
     gc.set_threshold(50_000)
@@ -160,15 +158,15 @@ def main() -> None:
         code = app(prog_name=COMMAND, standalone_mode=False)
     # OSError: a file without permission, a full disk
     except (UlpscopeError, OSError) as error:
-        err.print(f"error: {error}", markup=False, soft_wrap=True)
+        print_text(f"error: {error}", err)
         sys.exit(2)
     except TyperException as error:
         # an unknown option, a missing argument
-        err.print(f"error: {error.format_message()}", markup=False, soft_wrap=True)
+        print_text(f"error: {error.format_message()}", err)
         sys.exit(error.exit_code)
     except typer.Abort:
         sys.exit(130)
-    sys.exit(code if isinstance(code, int) else 0)
+    sys.exit(code)
 
 
 if __name__ == "__main__":

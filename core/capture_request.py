@@ -6,7 +6,7 @@ from typing import Any, ClassVar, Literal, Self
 
 import msgspec
 
-from .command_name import COMMAND, shell_command
+from .command_name import shell_command
 from .errors import UsageError
 
 # values of --declare: parts of a model, and their formats
@@ -76,16 +76,12 @@ class Request:
 
     def typed(self) -> str:
         """Return the command as a person types it, on one line."""
-        return f"{COMMAND} {shell_command(self.arguments())}"
+        return shell_command(self.arguments())
 
     def settings(self) -> dict[str, Any]:
         """Return the values that are not at their default, by name."""
-        values = {}
-        for each in fields(self):
-            value = getattr(self, each.name)
-            if value != each.default:
-                values[each.name] = value
-        return values
+        values = {each: getattr(self, each.name) for each in fields(self)}
+        return {each.name: value for each, value in values.items() if value != each.default}
 
     def to_json(self) -> str:
         keys = {each.name: _key_of(each) for each in fields(self)}
@@ -101,7 +97,7 @@ class Request:
             if not values.keys() <= names.keys():
                 return None
             return msgspec.convert({names[key]: value for key, value in values.items()}, cls)
-        except (msgspec.MsgspecError, RecursionError, UsageError, ValueError):
+        except (RecursionError, UsageError, ValueError):
             return None
 
 
@@ -205,5 +201,5 @@ class CaptureRequest(Request):
         """Return the command as a person types it: `judge` for a capture with --judge."""
         if self.judge and not self.tokens:
             words = [part for part in self.words() if part != "--judge"]
-            return f"{COMMAND} {shell_command(['judge', *words])}"
+            return shell_command(["judge", *words])
         return super().typed()

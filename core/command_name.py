@@ -13,10 +13,11 @@ _IN_DOLLAR_QUOTES = {"\\": "\\\\", "'": "\\'", "\n": "\\n", "\t": "\\t", "\r": "
 
 
 def shell_command(words: Iterable[str]) -> str:
-    """Return a command for a POSIX shell on one line, unseen characters as $'...'. UsageError for a
-    NUL.
+    """Return `ulpscope` and words for a POSIX shell on one line, unseen characters as $'...'.
+
+    UsageError for a NUL.
     """
-    return " ".join(map(_shell_word, words))
+    return " ".join([COMMAND, *map(_shell_word, words)])
 
 
 def _shell_word(word: str) -> str:

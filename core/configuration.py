@@ -115,17 +115,17 @@ def configuration(environment: Mapping[str, str] | None = None) -> Configuration
     for section, kind in SECTIONS.items():
         prefix = variable_of(section, "")
         settings = values.get(section, {})
-        types = {each.name: each.type for each in structs.fields(kind)}
+        defaults = kind()
         overrides: dict[str, Any] = {}
         for variable, text in environment.items():
             if variable.startswith(prefix):
                 name = variable.removeprefix(prefix).lower()
                 overrides[name] = text
-                if types.get(name) == tuple[str, ...]:
+                if isinstance(getattr(defaults, name, None), tuple):
                     overrides[name] = list(filter(None, map(str.strip, text.split(","))))
         try:
-            merged = {**settings, **overrides} if isinstance(settings, dict) else settings
-            sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_value)
+            merged = settings | overrides if isinstance(settings, dict) else settings
+            sections[section] = msgspec.convert(merged, kind, strict=False, dec_hook=_secret)
         except msgspec.ValidationError as error:
             hint = f"; {prefix}* override it" if overrides else ""
             raise ConfigurationError(
@@ -139,24 +139,21 @@ def variable_of(section: str, name: str) -> str:
     return f"ULPSCOPE_{section}_{name}".upper()
 
 
-def _value(kind: type, value: Any) -> Any:
-    if kind is Secret and isinstance(value, str):
+def _secret(_: type, value: Any) -> Secret:
+    if isinstance(value, str):
         return Secret(value)
     raise ValueError("Expected a text")
 
 
-def readable_secrets(config: Configuration, environment: Mapping[str, str]) -> list[str]:
+def readable_secrets(config: Configuration) -> list[str]:
     """Return the secrets in the file that every user of the machine can read."""
-    try:
-        if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
-            return []
-    except OSError:
+    if config.source is None or not config.source.stat().st_mode & stat.S_IROTH:
         return []
     readable = []
     for section in SECTIONS:
         for name, value in structs.asdict(getattr(config, section)).items():
             # a variable of the environment replaces the file's value
-            is_of_file = variable_of(section, name) not in environment
+            is_of_file = variable_of(section, name) not in os.environ
             if isinstance(value, Secret) and value and is_of_file:
                 readable.append(f"[{section}] {name}")
     return readable

@@ -149,14 +149,13 @@ def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
     body = object_of(answer.content)
     code = answer.status_code
     sentence = _sentence(body.get("error", ""))
+    refusal = f"the server refuses the file ({code}): {sentence or answer.reason_phrase}"
     if code in (200, 201, 202, 422) and "state" in body:
         return body
     if code == 404 and sentence and answer.request.method == "GET":
         return {"state": "receiving", "received": 0}
     if code in _AGAIN:
-        raise _TryAgainError(
-            f"the server refuses the file ({code}): {sentence or answer.reason_phrase}",
-        )
+        raise _TryAgainError(refusal)
     if code == 404:
         raise PushError(f"{request.url}: no ULPscope API at this address (404).")
     if code == 401:
@@ -166,7 +165,7 @@ def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
         raise PushError(f"the server requires a sign-in (401): {sentence.rstrip('.')}; {hint}")
     if code < 300:
         raise _not_ulpscope(request)
-    raise PushError(f"the server refuses the file ({code}): {sentence or answer.reason_phrase}")
+    raise PushError(refusal)
 
 
 def _sentence(text: object) -> str:

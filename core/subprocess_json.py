@@ -1,7 +1,5 @@
 """Child process that speaks JSON over pipes: one object per line, with limits on size and time."""
 
-from __future__ import annotations
-
 import json
 import os
 import re
@@ -13,7 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Self
 
 _PACKAGE = Path(__file__).resolve().parent
 # The folder with app/ and pages/: of the wheel, or of the clone.
@@ -85,7 +83,7 @@ class Child:
         )
         self._reader.start()
 
-    def __enter__(self) -> Child:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -11,6 +11,18 @@ from tests.core.conftest import environment
 from tests.places import ROOT
 
 
+def python(code, **variables):
+    """Run code in a process of its own, in the clone."""
+    return subprocess.run(
+        [sys.executable, "-c", code],
+        cwd=ROOT,
+        env={**os.environ, **variables},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+
+
 def words_of(command):
     """Words that bash makes of a command, without running it, in the locale that knows ASCII
     alone.

@@ -1,11 +1,8 @@
 """What is heavy is loaded when it is used: commands and pages start without it."""
 
-import subprocess
-import sys
-
 import pytest
 
-from tests.places import ROOT
+from tests.shell import python
 
 COMPUTING = ("torch", "transformers", "numba", "scipy", "pandas")
 EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name)"
@@ -23,11 +20,5 @@ EVERY_COMMAND = "core.__main__ as main\nfor name in main.MODULES: main.load(name
 )
 def test_a_module_starts_without_what_is_heavy(module, heavy):
     code = f"import {module}\nimport sys\nprint(*sorted(set({heavy!r}) & set(sys.modules)))"
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert done.stdout.strip() == ""
+    done = python(code)
+    assert (done.stdout, done.stderr) == ("\n", "")

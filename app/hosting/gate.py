@@ -1,7 +1,6 @@
 """The gate: ASGI middleware in front of pages, routes, media and the websocket."""
 
 import logging
-import os
 import sys
 from pathlib import Path
 from urllib.parse import quote, urlencode, urlsplit
@@ -51,7 +50,7 @@ def protection() -> list[Middleware]:
         # connection.
         is_streamlits = streamlit_config._server_mode is not None
         start.check(config, st.get_option("server.address") if is_streamlits else "127.0.0.1")
-        for secret in readable_secrets(config, os.environ):
+        for secret in readable_secrets(config):
             sys.stderr.write(
                 f"warning: every user of this machine can read {secret} in {config.source}.\n",
             )

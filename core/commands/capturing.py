@@ -1,16 +1,17 @@
-"""`capture` and `judge`: run a model down several paths and store every logit."""
+"""`capture`, `judge`, `generate` and `search`: run a model down several paths and store logits."""
 
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
+from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from typer import Exit
+from typer import Exit, Option
 
 from ..capture_request import CaptureRequest
-from ..command_name import COMMAND, shell_command
+from ..command_name import shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..packaged_models import packaged_folder
@@ -20,8 +21,16 @@ from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import Store, open_store
 from ..runs.writer import RunWriter
-from . import options
-from .options import takes_request
+from ..text import number
+from .options import (
+    DryRunOption,
+    EngineOption,
+    JsonOption,
+    ProgressOption,
+    StoreOption,
+    takes_request,
+)
+from .showing import print_continuations
 from .tables import pair_table, print_answer
 from .terminal.console import (
     announce,
@@ -31,6 +40,7 @@ from .terminal.console import (
     print_records,
     print_text,
     steps,
+    typed_command,
 )
 from .terminal.stopping import stoppable
 from .verdicts import tell_verdicts
@@ -39,15 +49,17 @@ if TYPE_CHECKING:  # torch is for those who run a model
     from ..inference.capture.capture import CapturePlan
     from ..inference.models.model import LoadedModel
 
+_NOT_GENERATED = ("repeat", "layers", "layer_floor", "layer_positions", "kernels", "mitigations")
+
 
 @takes_request(omit=["tokens"])
 def capture(
     request: CaptureRequest,
-    dry_run: options.DryRun = False,
-    engine: options.Engine = None,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    dry_run: DryRunOption = False,
+    engine: EngineOption = None,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Run a model on two or more mathematically equivalent execution paths and store every logit.
 
@@ -75,9 +87,9 @@ def capture(
 @takes_request(omit=["tokens"], judge=True)
 def judge(
     request: CaptureRequest,
-    engine: options.Engine = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    engine: EngineOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Capture like `capture`, run every check, and decide: rounding, or a bug?
 
@@ -90,17 +102,129 @@ def judge(
     """
     use_engines(engine)
     run_id, failures = capture_to_store(request, "bar", store)
-    tell_end(
-        run_id,
-        failures,
-        "bar",
-        as_json_,
-        store,
-        tell_verdicts(open_store(store), run_id, as_json_),
-    )
+    code = tell_verdicts(open_store(store), run_id, as_json_)
+    tell_end(run_id, failures, "bar", as_json_, store, code)
 
 
-def perform(progress: options.Progress = "json", store: options.Store = None) -> None:
+@takes_request(omit=_NOT_GENERATED, defaults={"tokens": 64})
+def generate(
+    request: CaptureRequest,
+    dry_run: DryRunOption = False,
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Continue the same prompts greedily on every path, and store the logits up to where they
+    diverge.
+
+    A path computes the prompt; then its side generates token by token from that cache. The run has
+    the tokens of each side, and the complete logits of both up to the first token that differs.
+
+    For example:  ulpscope generate --model sample_runs/model --variant reuse:4 --prompt "def
+    __init__(self,"
+    """
+    if dry_run:
+        print_costs(request, as_json_)
+        return
+    run_id, failures = capture_to_store(request, progress, store)
+    tell_end(run_id, failures, progress, as_json_, store)
+
+
+@takes_request(omit=[*_NOT_GENERATED, "variants", "sweeps", "tokens", "judge", "keep"])
+def search(
+    request: CaptureRequest,
+    variant: str = Option("decode", help="Path of the variant."),
+    flips: int = Option(1, min=1, help="Stop after this many prompts with a flip."),
+    max_prompts: int | None = Option(None, min=1, help="Try at most this many prompts."),
+    max_minutes: float | None = Option(None, help="Spend at most this many minutes."),
+    tokens: int = Option(
+        0,
+        min=0,
+        help="Continue each prompt by up to N tokens; 0: compare the prompt's own positions.",
+    ),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Search many prompts for flips, where two paths choose different tokens, and store those
+    prompts as a run.
+
+    Exit code 0: --flips were found; 1: fewer were found and stored; 2: bad input.
+
+    For example:  ulpscope search --model sample_runs/model --prompts prompts.jsonl --variant decode
+    --flips 3
+    """
+    request = replace(request, variants=(variant,), tokens=tokens)
+    check_early(request)
+    names = [prompt.source for prompt in prompts_of(request)]
+    target = open_store(store)
+    run_id = None
+    with stoppable(), steps() as say:
+        say("loading the model")
+        # imported under the bar: torch takes a while, and is for those who run a model
+        from ..inference.capture.capture import plan_capture
+        from ..inference.generating.generation import plan_generation
+        from ..inference.generating.search import search as search_prompts
+        from ..inference.models.chat import plan_inputs
+        from ..inference.models.model import token_texts
+
+        loaded = load(request)
+        inputs = plan_inputs(loaded, request)[:max_prompts]
+        result = search_prompts(
+            loaded,
+            inputs,
+            request.reference,
+            variant,
+            flips=flips,
+            minutes=max_minutes,
+            tokens=tokens,
+            seed=request.seed,
+            on_progress=say,
+        )
+        chosen = [(flip.reference_token, flip.variant_token) for flip in result.flips]
+        texts = token_texts(loaded.tokenizer, [*chain(*chosen)])
+        if result.flips:
+            paths = f"{request.reference} vs {variant}"
+            title = request.name or f"{result.prompts:,} prompts searched: {paths}"
+            flipping = [inputs[number] for number in result.flipped_prompts]
+            make_plan = plan_generation if tokens else plan_capture
+            request = replace(request, name=title)
+            plan = make_plan(loaded, flipping, request, command=typed_command())
+            # captured like any others: the search computes argmaxes and margins alone
+            run_id, _ = run_plan(plan, target, say)
+    rows = [
+        {
+            **asdict(one),
+            "reference_text": texts[one.reference_token],
+            "variant_text": texts[one.variant_token],
+            "source": names[one.prompt],
+        }
+        for one in result.flips
+    ]
+    count = len(result.flipped_prompts)
+    if as_json_:
+        skipped = [{"prompt": number, "reason": reason} for number, reason in result.skipped]
+        print_json({"run_id": run_id, **asdict(result), "flips": rows, "skipped": skipped})
+    else:
+        for _, reason in result.skipped[:5]:
+            print_text(f"skipped: {reason}", err)
+        if len(result.skipped) > 5:
+            print_text(f"and {len(result.skipped) - 5} more were skipped.", err)
+        per_minute = result.prompts / max(result.seconds, 1e-3) * 60
+        print_text(
+            f"{result.reason}: {count} of {result.prompts:,} prompts flip;"
+            f" {result.positions:,} positions compared in {result.seconds:.1f} s ({per_minute:,.0f}"
+            " prompts/min).",
+        )
+        print_records(rows, most=50)
+        if not rows and result.closest is not None:
+            print_text(f"Smallest margin: {number(result.closest)} logits.")
+        if run_id:
+            announce(run_id, store)
+    if count < flips:
+        raise Exit(1)
+
+
+def perform(progress: ProgressOption = "json", store: StoreOption = None) -> None:
     """Read the JSON of a capture's request from the first line of stdin, and capture it."""
     request = CaptureRequest.from_json(sys.stdin.readline())
     if request is None:
@@ -222,8 +346,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
             say(f"kernels of {header.name}")
             try:
                 # the table of kernels has rows of prompt 0 alone
-                ids, seed = token_ids[0], request.seed
-                rows = kernels_of(loaded, path, ids, side, seed=seed)
+                rows = kernels_of(loaded, path, token_ids[0], side, seed=request.seed)
                 writer.write_kernels(rows)
             except UlpscopeError as error:
                 failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
@@ -288,13 +411,9 @@ def print_costs(request: CaptureRequest, as_json_: bool) -> None:
     from ..inference.capture.costs import costs_of
     from ..inference.models.devices import devices_here
 
-    figures, loaded = costs_of(plan), plan.loaded
-    about = {
-        "model": loaded.name,
-        "dtype": loaded.dtype,
-        "device": loaded.device,
-        "device_name": loaded.device_name,
-    }
+    names = ("dtype", "device", "device_name")
+    about = {"model": plan.loaded.name} | {name: getattr(plan.loaded, name) for name in names}
+    figures = costs_of(plan)
     if (layers := plan.layers) is not None:
         figures |= {
             "modules": layers.modules,
@@ -327,21 +446,20 @@ def tell_end(
         announce(run_id, store, progress, as_json_)
     elif not as_json_:
         with RunReader(open_store(store).path_of(run_id)) as run:
+            print_continuations(run)
             pairs, header = report_of_run(run)[0], run.header
         judged = [pair for pair in pairs if pair.answer.is_judged]
         for pair in [] if is_verdict_printed else judged:
-            print_answer(pair.answer, f"{pair.variant} vs {pair.reference}", err)
+            print_answer(pair.answer, pair, err)
         err.print(pair_table(pairs, header))
         announce(run_id, store)
         place = [run_id] if store is None else [run_id, "--store", str(store)]
-        show, verdict = (
-            f"{COMMAND} {shell_command([word, *place])}" for word in ("show", "verdict")
-        )
+        show = shell_command(["show", *place])
         step = "the same command with --judge: rounding, or a bug?"
         if is_verdict_printed:
             step = f"{show} --markdown    # a report"
         elif judged:
-            step = f"{verdict}    # the checks"
+            step = f"{shell_command(['verdict', *place])}    # the checks"
         print_text(f"next: {show}\nnext: {step}", err)
     # printed last, so that it stands below what was stored all the same
     for sentence in failures:

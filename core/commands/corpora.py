@@ -1,31 +1,43 @@
-"""`compare` over a corpus: the statistics of llama-perplexity, of two of its files or of a run, and
-of two files of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py) which answers
-changed, at which margin, and how many are near ties.
+"""`compare` of what is no file of arrays: server responses, sampled tokens, other containers, runs
+and corpora.
+
+Of a corpus: the statistics of llama-perplexity, of two of its files or of a run, and of two files
+of lm-eval's `--log_samples` (lm_eval/loggers/evaluation_tracker.py) which answers changed, at which
+margin, and how many are near ties.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import DumpError
+from ..command_name import COMMAND
+from ..errors import DumpError, UlpscopeError, UsageError
+from ..judging.ingest import temporary_run
 from ..numerics.arrays import DataFrame, Floats, Record
 from ..numerics.corpus import ScoredTokens, statistics
-from ..progress import Progress
 from ..responses.bounded_json import begins, documents
 from ..responses.files import side_names
 from ..rl.figures import Figure, Sequences, intervals
-from ..runs.corpus import by_position, score_logs, score_pair
+from ..rl.formats import files_in
+from ..runs.corpus import are_logs, by_position, score_logs, score_pair
 from ..runs.dumps.arrays import foreign_errors
 from ..runs.measured import MemoryRun
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
+from ..runs.store.store import open_store
 from ..text import clean, number, plural, shorten
-from .terminal.console import err, out, print_records, print_text, table_of
+from .comparing import Comparison, of_files
+from .terminal.console import out, print_note, print_records, steps, table_of
+
+if TYPE_CHECKING:
+    from .comparing import Run
 
 _MOST_ANSWERS = 20  # on a terminal
 _LONGEST = 2000  # characters of a text that is kept
@@ -34,13 +46,50 @@ _NEAR = 2
 _Key = tuple[str, str]  # filter, doc_id
 
 
-def corpus_of_logs(
-    files: Sequence[Path],
-    on_progress: Progress,
-) -> Record:
-    """Return the statistics of two files, the first one the base."""
-    tokens = score_logs(files, on_progress)
-    return _statistics(tokens, files[0].stem, files[1].stem, "chunk") | {"cut_tokens": tokens.cut}
+def statistics_of(names: Sequence[str], *, has_options: bool) -> Comparison | None:
+    """Return the statistics of files that make no run, None of others. has_options: those of a
+    comparison are given.
+    """
+    files = files_in(names)
+    if are_samples(files):
+        if has_options:
+            raise UsageError(
+                "Samples of lm-eval have no logits; leave out every option but --json.",
+            )
+        changes = compare_samples(files)
+        return Comparison(changes, partial(print_samples, changes))
+    if are_logs(files) and not has_options:
+        with steps() as say:
+            tokens = score_logs(files, say)
+        corpus = _statistics(tokens, files[0].stem, files[1].stem, "chunk")
+        corpus |= {"cut_tokens": tokens.cut}
+        return Comparison(corpus, partial(print_corpus, corpus))
+    return None
+
+
+def run_of(
+    names: Sequence[str],
+    store: str | None,
+    taken_as: Mapping[str, Any],
+) -> AbstractContextManager[Run]:
+    """Return a stored run, or the run that files make, which is gone afterwards."""
+    name = Path(names[0])
+    if len(names) == 1 and not name.exists():
+        try:
+            path = open_store(store).path_of(names[0])
+        except UlpscopeError:
+            # without a suffix it was meant as the id of a run
+            if not name.suffix:
+                raise
+        else:
+            if taken_as:
+                raise UsageError(
+                    "--compute-dtype, --reference, --holds, --exact and --mixture-of-experts are"
+                    " for dumps; a stored run has its own. To judge it:"
+                    f" {COMMAND} verdict {names[0]} --exact FILE.",
+                )
+            return RunReader(path)
+    return of_files(partial(temporary_run, files_in(names), **taken_as))
 
 
 def corpora_of(run: RunReader | MemoryRun, variant: str | None) -> list[Record]:
@@ -104,10 +153,9 @@ def print_corpus(corpus: Record) -> None:
     print_records(corpus["by_position"], "by position in the context")
     if cut := corpus.get("cut_tokens"):
         what = plural(cut, "right token is", "right tokens are")
-        print_text(
-            f"note: {what} less likely than the files can say (16 nats below the likeliest), so the"
+        print_note(
+            f"{what} less likely than the files can say (16 nats below the likeliest), so the"
             " perplexities are too low.",
-            err,
         )
 
 
@@ -269,6 +317,6 @@ def print_samples(changes: Record) -> None:
     )
     print_records(changes["changed"], "changed answers", most=_MOST_ANSWERS)
     if count := changes["other_prompts"]:
-        print_text(f"note: the prompt differs at {plural(count, 'sample')}.", err)
+        print_note(f"the prompt differs at {plural(count, 'sample')}.")
     if count := changes["left_out"]:
-        print_text(f"note: {plural(count, 'sample')} of one file alone left out.", err)
+        print_note(f"{plural(count, 'sample')} of one file alone left out.")

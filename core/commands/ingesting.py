@@ -3,7 +3,6 @@
 import json
 import signal
 import sys
-from typing import Annotated
 
 from typer import Argument, Context, Exit, Option
 
@@ -15,15 +14,23 @@ from ..numerics.formats import BFLOAT16, FLOAT32
 from ..rl.formats import are_tokens, files_in
 from ..runs.importing import import_run, is_run_file
 from ..runs.store.store import open_store
-from . import options
+from .options import (
+    ComputeDtypeOption,
+    ExactOption,
+    HoldsOption,
+    JsonOption,
+    MixtureOfExpertsOption,
+    ProgressOption,
+    ReferenceOption,
+    StoreOption,
+)
 from .terminal.console import (
     announce,
-    err,
     print_facts,
     print_json,
     print_line,
+    print_note,
     print_records,
-    print_text,
     steps,
 )
 from .terminal.stopping import stoppable
@@ -35,31 +42,23 @@ _FILES = (
 
 
 def ingest(
-    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
-    name: Annotated[
-        str | None,
-        Option(help="Name of the run. Default: the file's name."),
-    ] = None,
-    model: Annotated[
-        str,
-        Option(help="Model that the logits come from, for the record."),
-    ] = "",
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    exact: options.Exact = None,
-    mixture_of_experts: options.MixtureOfExperts = False,
-    tokenizer: Annotated[
-        str | None,
-        Option(
-            metavar="DIR",
-            help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
-        ),
-    ] = None,
-    run_id: Annotated[str | None, Option(hidden=True, help="Id of the run.")] = None,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
+    name: str | None = Option(None, help="Name of the run. Default: the file's name."),
+    model: str = Option("", help="Model that the logits come from, for the record."),
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    exact: ExactOption = None,
+    mixture_of_experts: MixtureOfExpertsOption = False,
+    tokenizer: str | None = Option(
+        None,
+        metavar="DIR",
+        help="Trainer vs. rollout: folder with the tokenizer, for the texts of the tokens.",
+    ),
+    run_id: str | None = Option(None, hidden=True, help="Id of the run."),
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Import a logit dump, server responses or a run file as a run.
 
@@ -131,15 +130,15 @@ def spare(context: Context) -> None:
             json.loads(line)["arguments"],
             standalone_mode=False,
         )
-        raise Exit(code if isinstance(code, int) else 0)
+        raise Exit(code or 0)
 
 
 def inspect(
-    names: Annotated[list[str], Argument(metavar="FILES...", help=_FILES)],
-    compute_dtype: options.ComputeDtype = None,
-    reference: options.Reference = None,
-    holds: options.Holds = None,
-    as_json_: options.Json = False,
+    names: list[str] = Argument(..., metavar="FILES...", help=_FILES),
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Show what a dump, responses or a run file contains: sides, dtypes, shapes, tokens.
 
@@ -159,4 +158,4 @@ def inspect(
     print_records(summary["sides"])
     print_facts({key: value for key, value in summary.items() if key not in ("sides", "warnings")})
     for warning in summary.get("warnings", ()):
-        print_text(f"note: {warning}", err)
+        print_note(warning)

@@ -23,30 +23,30 @@ def request_option(name: str, of: type[Request] = CaptureRequest) -> Any:
     return Option(option_of(each), help=each.metadata["help"])
 
 
-Run = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
-Store = Annotated[
+RunArgument = Annotated[str, Argument(metavar="RUN", help="Run id, or a unique prefix of one.")]
+StoreOption = Annotated[
     str | None,
     Option("--store", help="Folder of runs, or s3://... Default: $ULPSCOPE_STORE, else runs/."),
 ]
-Json = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
-Progress = Annotated[
+JsonOption = Annotated[bool, Option("--json", help="Print JSON instead of tables.")]
+ProgressOption = Annotated[
     Literal["bar", "json"],
     Option(help="'bar', or 'json': one JSON line per stage."),
 ]
-Junit = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
-Markdown = Annotated[
+JunitOption = Annotated[Path | None, Option("--junit", help="Write the gate results as JUnit XML.")]
+MarkdownOption = Annotated[
     Path | None,
     Option("--markdown", help="Append the gate results as Markdown to a file."),
 ]
-ComputeDtype = Annotated[
+ComputeDtypeOption = Annotated[
     str | None,
     Option(help="Dtype in which the logits were computed; ULPs are in it. Default: detected."),
 ]
-Reference = Annotated[
+ReferenceOption = Annotated[
     str | None,
     Option(help="Side to compare the others with. Default: 'reference' or first."),
 ]
-Exact = Annotated[
+ExactOption = Annotated[
     Path | None,
     Option(
         help=(
@@ -55,14 +55,14 @@ Exact = Annotated[
         ),
     ),
 ]
-MixtureOfExperts = Annotated[
+MixtureOfExpertsOption = Annotated[
     bool,
     Option(
         "--mixture-of-experts",
         help="A near tie of the router may move a position, or share rows of a batch.",
     ),
 ]
-Holds = Annotated[
+HoldsOption = Annotated[
     str | None,
     Option(
         help=(
@@ -72,7 +72,7 @@ Holds = Annotated[
         ),
     ),
 ]
-As = Annotated[
+AsOption = Annotated[
     str | None,
     Option(
         "--as",
@@ -82,11 +82,13 @@ As = Annotated[
         ),
     ),
 ]
-Device = Annotated[str | None, request_option("device")]
-Revision = Annotated[str | None, request_option("revision")]
-Trust = Annotated[bool, request_option("trust_remote_code")]
-DryRun = Annotated[bool, Option("--dry-run", help="Print forwards, memory and disk; run nothing.")]
-Engine = Annotated[
+DeviceOption = Annotated[str | None, request_option("device")]
+RevisionOption = Annotated[str | None, request_option("revision")]
+TrustOption = Annotated[bool, request_option("trust_remote_code")]
+DryRunOption = Annotated[
+    bool, Option("--dry-run", help="Print forwards, memory and disk; run nothing.")
+]
+EngineOption = Annotated[
     list[str] | None,
     Option(
         "--engine",

@@ -2,13 +2,12 @@
 answers.
 """
 
-from __future__ import annotations
-
 import itertools
 import os
 import signal
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import TYPE_CHECKING, Annotated, NoReturn
+from typing import NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -17,31 +16,41 @@ from typer import Exit, Option
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..judging.state import judge_state
-from ..probing.plan import KEY_VARIABLE, STATE, WATCH_PROMPTS, ProbeRequest, parsed_tests
+from ..probing import watch
+from ..probing.client import Budget, Client
+from ..probing.plan import (
+    KEY_VARIABLE,
+    STATE,
+    WATCH_PROMPTS,
+    ProbeRequest,
+    Prompt,
+    costs,
+    parsed_tests,
+)
+from ..probing.probe import Probe, ProbeResult
+from ..probing.servers import Server, find_server
 from ..prompt_files import collect_prompts
 from ..responses.alignment import align
 from ..responses.pairing import pairs_of
+from ..responses.records import ResponseSide
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.response_run import write_responses
-from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..text import number
-from . import options
-from .options import takes_request
+from .comparing import compare_files, end_with
+from .options import JsonOption, ProgressOption, StoreOption, takes_request
 from .tables import print_pairs
-from .terminal.console import announce, err, print_json, print_line, print_text, steps
+from .terminal.console import (
+    announce,
+    err,
+    print_json,
+    print_line,
+    print_note,
+    print_text,
+    steps,
+)
 from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
-
-if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
-    from collections.abc import Sequence
-
-    from ..probing.client import Budget
-    from ..probing.plan import Prompt
-    from ..probing.probe import Probe, ProbeResult
-    from ..probing.servers import Server
-    from ..responses.records import ResponseSide
-
 
 _STATE = ", state"  # ends the name of a run of axes
 
@@ -49,28 +58,19 @@ _STATE = ", state"  # ends the name of a run of axes
 @takes_request(ProbeRequest)
 def probe(
     request: ProbeRequest,
-    rounds: Annotated[
-        int | None,
-        Option(min=1, help="End --watch after so many rounds."),
-    ] = None,
-    webhook: Annotated[
-        str,
-        Option(help="URL that gets JSON when --watch sees a move, and a return."),
-    ] = "",
-    fail_on: Annotated[
-        list[str] | None,
-        Option(
-            help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
-            " compare.",
-        ),
-    ] = None,
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="Print request and token counts; send nothing."),
-    ] = False,
-    progress: options.Progress = "bar",
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    rounds: int | None = Option(None, min=1, help="End --watch after so many rounds."),
+    webhook: str = Option("", help="URL that gets JSON when --watch sees a move, and a return."),
+    fail_on: list[str] = Option(
+        [],
+        help="Exit with 1 if a condition fails in the run of --tests state: state, or those of"
+        " compare.",
+    ),
+    dry_run: bool = Option(
+        False, "--dry-run", help="Print request and token counts; send nothing."
+    ),
+    progress: ProgressOption = "bar",
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Probe a live server for nondeterminism: repeated, with a warm cache, under load. Store the
     responses as a run.
@@ -82,18 +82,13 @@ def probe(
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests
     rerun,warm,load:8
     """
-    from ..probing.client import Budget, Client
-    from ..probing.plan import costs
-    from ..probing.probe import Probe
-    from ..probing.servers import find_server
-
-    if request.watch and dry_run:
-        print_text(
-            "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one token"
-            " to generate.",
-        )
-        return
     if request.watch:
+        if dry_run:
+            print_text(
+                "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one"
+                " token to generate.",
+            )
+            return
         _watch(request, rounds, webhook, open_store(store), as_json_)
     if rounds or webhook:
         raise UsageError("--rounds and --webhook are options of --watch; add --watch 10m.")
@@ -104,8 +99,8 @@ def probe(
         if as_json_:
             names = ("requests", "tokens_read", "tokens_made")
             print_json({name: getattr(plan, name) for name in names})
-        for line in [] if as_json_ else costs(plan):
-            print_text(line)
+        else:
+            print_text("\n".join(costs(plan)))
         return
     target, budget = open_store(store), Budget(request.max_requests)
     try:
@@ -130,24 +125,21 @@ def probe(
         run_ids = _store(target, servers, probed, request)
     gate = None
     if fail_on and probed.state is not None:
-        from .comparing import compare_files
-
         gate = compare_files([run_ids[-1]], store, fail_on=fail_on).gate
     if progress == "json":
         print_line(stage="done", run_id=run_ids[0])
         return
     for note in probed.notes:
-        print_text(f"note: {note}", err)
+        print_note(note)
     if as_json_:
         answer = {"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes}
         print_json(answer | ({"gate": gate.as_json()} if gate else {}))
-    for run_id in [] if as_json_ else run_ids:
-        with RunReader(target.path_of(run_id)) as run:
-            print_pairs(run)
-        announce(run_id, store)
+    else:
+        for run_id in run_ids:
+            with RunReader(target.path_of(run_id)) as run:
+                print_pairs(run)
+            announce(run_id, store)
     if gate is not None:
-        from .gates import end_with
-
         end_with(gate, None, None, as_json_)
     elif fail_on:
         raise UlpscopeError("--fail-on state decides nothing: no axis was answered.")
@@ -164,9 +156,6 @@ def _watch(
 
     Exit with 1 if it has moved then.
     """
-    from ..probing import watch
-    from ..probing.client import Budget, Client
-    from ..probing.probe import ProbeResult
 
     def write_run(server: Server, sides: Sequence[ResponseSide], what: str) -> str:
         return _store(store, [server], ProbeResult(tuple(sides)), request, f", {what}")[0]
@@ -186,7 +175,7 @@ def _watch(
         err,
     )
     unsent = None
-    with suppress(KeyboardInterrupt), stopping(remove_living, lambda: "stopped."):
+    with suppress(KeyboardInterrupt), stopping(lambda: "stopped."):
         for now in itertools.islice(rounds, most):
             message = msgspec.to_builtins(now) | {"text": now.text}
             if as_json_:
@@ -198,10 +187,8 @@ def _watch(
             last = now
             failure = unsent and watch.post(webhook, unsent)
             if failure:
-                print_text(
-                    f"note: the webhook failed ({failure}); it is tried again after the next"
-                    " round.",
-                    err,
+                print_note(
+                    f"the webhook failed ({failure}); it is tried again after the next round.",
                 )
             else:
                 unsent = None
@@ -225,10 +212,8 @@ def _cancellable(work: Probe, budget: Budget) -> ProbeResult:
     """Run a probe. Ctrl-C and SIGTERM keep the answers so far; KeyboardInterrupt if there are
     none.
     """
-    handlers = {
-        number: signal.signal(number, signal.default_int_handler)
-        for number in (signal.SIGINT, signal.SIGTERM)
-    }
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    handlers = {each: signal.signal(each, signal.default_int_handler) for each in numbers}
     try:
         return work.run()
     except KeyboardInterrupt:
@@ -247,10 +232,11 @@ def _comparable(candidates: Sequence[ResponseSide], notes: list[str]) -> tuple[R
 
     DumpError if none is.
     """
-    sides, errors = [candidates[0]], []
-    for side in candidates[1:]:
+    first, *others = candidates
+    sides, errors = [first], []
+    for side in others:
         try:
-            pairs_of(align([candidates[0], side]))
+            pairs_of(align([first, side]))
             sides.append(side)
         except DumpError as error:
             errors.append(error)

@@ -8,13 +8,13 @@ import os
 import sys
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
 
 from typer import Option, prompt
 
 from ..command_name import COMMAND
 from ..configuration import (
     FILE_NAME,
+    SECTIONS,
     VARIABLE,
     as_json,
     configuration,
@@ -25,39 +25,25 @@ from ..errors import ConfigurationError, ExtraError, UsageError
 from ..hosting import credentials, start, tokens
 from ..runs.store.store import open_store
 from ..subprocess_json import ROOT
-from . import options
+from .options import JsonOption, StoreOption
 from .terminal.console import err, print_json, print_records, print_text
 
 
 def serve(
-    address: Annotated[
-        str,
-        Option(
-            help=(
-                "Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."
-            ),
-        ),
-    ] = "127.0.0.1",
-    port: Annotated[int, Option(min=1, max=65535)] = 8501,
-    read_only: Annotated[
-        bool,
-        Option("--read-only", help="Members can only view and download."),
-    ] = False,
-    check: Annotated[
-        bool,
-        Option("--check", help="Print settings and tokens; check if it can start."),
-    ] = False,
-    hash_password: Annotated[
-        bool,
-        Option("--hash-password", help="Print the hash of a password."),
-    ] = False,
-    token: Annotated[
-        str | None,
-        Option(metavar="NAME", help="Make and print a token for a member."),
-    ] = None,
-    revoke: Annotated[str | None, Option(metavar="NAME", help="Revoke a token.")] = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    address: str = Option(
+        "127.0.0.1",
+        help=("Address to listen on; 0.0.0.0 for every address. Any but loopback needs a sign-in."),
+    ),
+    port: int = Option(8501, min=1, max=65535),
+    read_only: bool = Option(False, "--read-only", help="Members can only view and download."),
+    check: bool = Option(
+        False, "--check", help="Print settings and tokens; check if it can start."
+    ),
+    hash_password: bool = Option(False, "--hash-password", help="Print the hash of a password."),
+    token: str | None = Option(None, metavar="NAME", help="Make and print a token for a member."),
+    revoke: str | None = Option(None, metavar="NAME", help="Revoke a token."),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Serve the dashboard. Refuses to be open to others without a sign-in
     (docs/guides/hosting.md).
@@ -104,14 +90,14 @@ def _check(address: str, store: str | None, as_json_: bool) -> None:
         print_json(settings | {"token_names": names, "problem": problem})
     else:
         rows = []
-        for section, values in settings.items():
-            for name, value in values.items() if isinstance(values, dict) else ():
+        for section in SECTIONS:
+            for name, value in settings[section].items():
                 variable = variable_of(section, name)
                 setting = f"[{section}] {name}"
                 rows.append({"setting": setting, "value": json.dumps(value), "variable": variable})
         print_records(rows, f"from {config.source} and the environment" if config.source else None)
         print_text(f"sign-in: {start.ways(config.sign_in)}; tokens: {', '.join(names) or 'none'}")
-        for secret in readable_secrets(config, os.environ):
+        for secret in readable_secrets(config):
             print_text(
                 f"warning: every user of this machine can read {secret}: chmod 600 the file.",
                 err,

@@ -1,11 +1,8 @@
-"""`show`: a run, and with options its modules, kernels or mitigations."""
-
-from __future__ import annotations
+"""`show`: a run, and with options its modules, kernels or mitigations; trainer against rollout."""
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Annotated
 
 from typer import Option
 
@@ -13,7 +10,11 @@ from ..configuration import configuration
 from ..document.charts import every_few
 from ..errors import UsageError
 from ..numerics.arrays import DataFrame, Record
+from ..rl.queries import interval_of, mismatch_json
+from ..rl.queries import sentence as mismatch_sentence
+from ..runs.figures import Figures
 from ..runs.file.records import StoredPair
+from ..runs.measured import MemoryRun
 from ..runs.queries import choices
 from ..runs.queries.caches import summaries
 from ..runs.queries.flips import continuations, telling_place
@@ -45,61 +46,33 @@ from ..runs.reports.run_json import provenance_json, run_json
 from ..runs.requests import asks_for, how_to_have
 from ..runs.store.store import open_store
 from ..runs.tables.mitigations import advice
-from ..text import number, plural
-from . import options
-from .rl import mismatch_of, print_mismatch
+from ..text import number, percent, plural
+from .options import AsOption, JsonOption, RunArgument, StoreOption
 from .tables import TOKENS, print_pairs, with_texts
 from .terminal.console import out, print_facts, print_json, print_records, print_text, table_of
 
 
 def show(
-    run_id: options.Run,
-    layers: Annotated[
-        bool,
-        Option("--layers", help="Show the modules that differ, and the first one."),
-    ] = False,
-    kernels: Annotated[
-        bool,
-        Option("--kernels", help="Show which kernels each side launched."),
-    ] = False,
-    mitigations: Annotated[
-        bool,
-        Option("--mitigations", help="Show mitigations and their throughput."),
-    ] = False,
-    markdown: Annotated[
-        bool,
-        Option("--markdown", help="Print a report for an issue thread."),
-    ] = False,
-    link: Annotated[
-        bool,
-        Option(
-            "--link",
-            help="Print the address of a pair's most telling position in a dashboard.",
-        ),
-    ] = False,
-    variant: Annotated[
-        str | None,
-        Option(help="With one of these options: only this variant."),
-    ] = None,
-    blocks: Annotated[
-        bool,
-        Option("--blocks", help="With --layers: only the output of each block."),
-    ] = False,
-    all_: Annotated[
-        bool,
-        Option("--all", help="With --layers: every module, with all figures."),
-    ] = False,
-    differing: Annotated[
-        bool,
-        Option("--differing", help="With --kernels: only different counts."),
-    ] = False,
-    positions: Annotated[
-        bool,
-        Option("--positions", help="With --json: figures of every position."),
-    ] = False,
-    framework: options.As = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    run_id: RunArgument,
+    layers: bool = Option(
+        False, "--layers", help="Show the modules that differ, and the first one."
+    ),
+    kernels: bool = Option(False, "--kernels", help="Show which kernels each side launched."),
+    mitigations: bool = Option(
+        False, "--mitigations", help="Show mitigations and their throughput."
+    ),
+    markdown: bool = Option(False, "--markdown", help="Print a report for an issue thread."),
+    link: bool = Option(
+        False, "--link", help="Print the address of a pair's most telling position in a dashboard."
+    ),
+    variant: str | None = Option(None, help="With one of these options: only this variant."),
+    blocks: bool = Option(False, "--blocks", help="With --layers: only the output of each block."),
+    all_: bool = Option(False, "--all", help="With --layers: every module, with all figures."),
+    differing: bool = Option(False, "--differing", help="With --kernels: only different counts."),
+    positions: bool = Option(False, "--positions", help="With --json: figures of every position."),
+    framework: AsOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Show a run: provenance, sides and their digests, pairs and flips.
 
@@ -176,19 +149,58 @@ def report_of(
     return report | {"mismatch": mismatch} if mismatch else report
 
 
+def mismatch_of(run: Figures | MemoryRun, framework: str | None) -> Record | None:
+    """Return the figures of a run of chosen tokens, None for another run.
+
+    UsageError if a framework is named for it.
+    """
+    if isinstance(run, Figures) and run.has_rollouts:
+        return mismatch_json(run, framework or "ulpscope")
+    if framework is not None:
+        raise UsageError(
+            "--as is for a rollout's and a trainer's log-probabilities of the sampled tokens.",
+        )
+    return None
+
+
+def print_mismatch(mismatch: Record) -> None:
+    """Print the figures, and where the difference lies."""
+    rows = [
+        (row["name"], number(row["value"]), interval_of(row), row["usual"], row["definition"])
+        for row in mismatch["figures"]
+    ]
+    source = f" ({mismatch['source']})" if mismatch["source"] else ""
+    columns = ("figure", "value", "95 % interval", "usual", "definition")
+    title = f"{mismatch['framework']}{source}: r = trainer - rollout"
+    out.print(table_of(columns, rows, title=title))
+    if len(mismatch["by_step"]) > 1:
+        steps = [row | {"mean_ratio": row["ratio"]} for row in mismatch["by_step"]]
+        print_records(
+            steps,
+            "by step",
+            keys=("step", "tokens", "mean_abs", "k3", "mean_ratio", "max_abs"),
+            most=40,
+        )
+    print_text(mismatch_sentence(mismatch))
+    for bar in mismatch["bars"]:
+        if bar["tokens"]:
+            print_text(
+                f"{bar['bar']}: {percent(bar['tokens'])} of the tokens, {percent(bar['kl'])} of"
+                " the KL",
+            )
+
+
 def _print_caches(run: RunReader) -> None:
     """Print the caches of each pair that has any, keys and values separately."""
     rows: list[Record] = []
     for pair in run.pairs:
-        for part, figures in (summaries(run, pair.index).get(None) or {}).items():
+        for part, figures in summaries(run, pair.index).get(None, {}).items():
             if figures is not None:
                 rows.append({"variant": pair.variant, "part": part.replace("_", " "), **figures})
-    keys = ("variant", "part", "neq", "elements", "rms_row_ulps", "max_row_ulps")
-    first = ("first_prompt", "first_layer", "first_head", "first_position")
     print_records(
         rows,
         f"KV caches vs {run.pairs[0].reference}, row ULPs of {run.header.compute_dtype}",
-        keys=(*keys, *first),
+        keys=_CACHE_KEYS,
     )
 
 
@@ -202,6 +214,18 @@ def print_continuations(run: RunReader) -> None:
     )
 
 
+_CACHE_KEYS = (
+    "variant",
+    "part",
+    "neq",
+    "elements",
+    "rms_row_ulps",
+    "max_row_ulps",
+    "first_prompt",
+    "first_layer",
+    "first_head",
+    "first_position",
+)
 _SHORT_ROWS = 12
 _SHORT_LAYER_KEYS = ("module", "neq_share", "rms", "ratio")
 _LAYER_KEYS = (
@@ -227,9 +251,9 @@ def layers_of(
     """
     layers = [(pair, layers_json(run, pair.index)) for pair in pairs]
     if all(figures is None for _, figures in layers):
-        reason = how_to_have("layers", run.header.provenance)
-        if asks_for(run.header.provenance, "layers"):
-            reason = "its model was compiled"
+        about = run.header.provenance
+        is_compiled = asks_for(about, "layers")
+        reason = "its model was compiled" if is_compiled else how_to_have("layers", about)
         raise UsageError(f"run '{run.run_id}' holds no module outputs; {reason}.")
     return layers
 
@@ -310,12 +334,7 @@ def _show_kernels(
         if as_json_:
             start = None
             if place is not None:
-                start = {
-                    "module": place.module,
-                    "prompt": place.prompt,
-                    "position": place.position,
-                    "kernels": _kernels_json(place.kernels),
-                }
+                start = place._asdict() | {"kernels": _kernels_json(place.kernels)}
             as_records.append(
                 {
                     "reference": pair.reference,

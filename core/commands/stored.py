@@ -1,9 +1,10 @@
-"""`list`, `export`, `label`, `delete`: the runs of a store."""
+"""`list`, `export`, `push`, `label`, `delete`: the runs of a store."""
 
+import os
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
 
-from msgspec.structs import asdict
+from msgspec import structs
 from typer import Argument, Option
 
 from ..command_name import COMMAND
@@ -13,8 +14,16 @@ from ..runs.store import labels
 from ..runs.store.cards import RunCard, drop_replaced, list_runs, read_runs
 from ..runs.store.store import open_store
 from ..text import plural
-from . import options
-from .terminal.console import err, out, print_facts, print_json, print_records, print_text
+from .options import (
+    ComputeDtypeOption,
+    HoldsOption,
+    JsonOption,
+    ReferenceOption,
+    RunArgument,
+    StoreOption,
+)
+from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
+from .terminal.stopping import stoppable
 
 # those that fit with an id and a name; --json has all
 _LIST_KEYS = (
@@ -29,17 +38,14 @@ _LIST_KEYS = (
 )
 
 
+TOKEN_VARIABLE = "ULPSCOPE_TOKEN"
+
+
 def list_(
-    deleted: Annotated[
-        bool,
-        Option("--deleted", help="List the runs deleted within a week instead."),
-    ] = False,
-    all_: Annotated[
-        bool,
-        Option("--all", help="Include runs that a judged run replaces."),
-    ] = False,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    deleted: bool = Option(False, "--deleted", help="List the runs deleted within a week instead."),
+    all_: bool = Option(False, "--all", help="Include runs that a judged run replaces."),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """List the stored runs, newest first, sample runs included.
 
@@ -49,15 +55,12 @@ def list_(
     if deleted:
         # those that can be restored, the latest deleted first
         runs = target.deleted()
-        names = {
-            path: card.name
-            for path, card in read_runs([run.path for run in runs]).items()
-            if isinstance(card, RunCard)
-        }
+        by_path = read_runs([run.path for run in runs])
         rows = [
             {
                 "run_id": run.run_id,
-                "name": names.get(run.path),
+                # None: a file that cannot be read
+                "name": getattr(by_path.get(run.path), "name", None),
                 "deleted": run.deleted.isoformat(" ", "seconds"),
                 "bytes": run.bytes,
             }
@@ -87,24 +90,13 @@ def list_(
 
 
 def export(
-    run_id: options.Run,
-    file: Annotated[
-        Path | None, Argument(metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png.")
-    ] = None,
-    html: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The same as FILE.html."),
-    ] = None,
-    png: Annotated[
-        Path | None,
-        Option(metavar="FILE", help="The same as FILE.png."),
-    ] = None,
-    overwrite: Annotated[
-        bool,
-        Option("--overwrite", help="Replace the file if it exists."),
-    ] = False,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    run_id: RunArgument,
+    file: Path | None = Argument(None, metavar="[FILE]", help="FILE.npz, FILE.html or FILE.png."),
+    html: Path | None = Option(None, metavar="FILE", help="The same as FILE.html."),
+    png: Path | None = Option(None, metavar="FILE", help="The same as FILE.png."),
+    overwrite: bool = Option(False, "--overwrite", help="Replace the file if it exists."),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Export the sides of a run to an npz in their bits and dtype, the run to one HTML file, or its
     worst pair to a picture.
@@ -122,7 +114,9 @@ def export(
     if len(targets) != 1:
         raise UsageError("export writes one file: FILE.npz, FILE.html or FILE.png.")
     (target,) = targets
-    endings = [".html"] if html else [".png"] if png else [".npz", ".html", ".png"]
+    endings = [".npz", ".html", ".png"]
+    if target is not file:
+        endings = [".html" if html else ".png"]
     if target.suffix not in endings:
         raise UsageError(f"{target}: expected a name that ends in {' or '.join(endings)}.")
     path = open_store(store).path_of(run_id)
@@ -139,30 +133,77 @@ def export(
         about = {"run_id": path.stem, "file": str(target), "sides": names}
         print_json(about | {"bytes": target.stat().st_size})
     else:
-        out.print(f"{target}: {', '.join(names)}", markup=False)
+        print_text(f"{target}: {', '.join(names)}")
+
+
+def push(
+    source: str = Argument(
+        ..., metavar="RUN|FILE", help="Id of a stored run, a dump or a run file."
+    ),
+    to: str = Option(..., metavar="URL", help="The server: https://ulpscope.example.org"),
+    name: str | None = Option(
+        None, help="Name of the run there. Default: that of the run or file."
+    ),
+    token_file: Path | None = Option(
+        None, help=f"File with the token to sign in with. Default: ${TOKEN_VARIABLE}."
+    ),
+    model: str | None = Option(None, help="For a dump: its model, for the record."),
+    compute_dtype: ComputeDtypeOption = None,
+    reference: ReferenceOption = None,
+    holds: HoldsOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
+) -> None:
+    """Send a run or a dump to a server and print its link there."""
+    # imported late: what speaks HTTP takes 0.2 s to load
+    from ..probing.plan import base_of
+    from ..push import PushRequest, push_file
+    from ..runs.importing import is_run_file
+
+    url = base_of(to)
+    path = Path(source)
+    if not path.is_file():
+        # else a file that is missing would be looked for as the id of a run
+        if path.suffix in (".npz", ".npy", ".safetensors", ".duckdb") or os.sep in source:
+            raise UsageError(f"{source}: no such file.")
+        path = open_store(store).path_of(source)
+    card = read_runs([path])[path] if is_run_file(path) else None
+    title = card.name if isinstance(card, RunCard) else path.stem
+    about = {"model": model, "compute_dtype": compute_dtype, "reference": reference, "holds": holds}
+    options_given = {key: value for key, value in about.items() if value}
+    request = PushRequest(path, name or title, url, _token(token_file), options=options_given)
+    with stoppable(), steps() as say:
+        done = push_file(request, say, lambda sentence: print_text(sentence, err))
+    if as_json_:
+        print_json(asdict(done))
+    else:
+        print_text(done.url)
+
+
+def _token(path: Path | None) -> str:
+    if path is None:
+        return os.environ.get(TOKEN_VARIABLE, "").strip()
+    try:
+        token = path.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        raise UsageError(f"--token-file {path}: cannot be read as a token.") from None
+    # a token goes into a header of HTTP, which takes no line ends
+    if not token or not token.isprintable() or " " in token:
+        raise UsageError(f"--token-file {path}: holds no token; expected one word.")
+    return token
 
 
 def label(
-    run_id: options.Run,
-    tag: Annotated[
-        list[str] | None,
-        Option(help="Add this tag; may be given several times."),
-    ] = None,
-    remove_tag: Annotated[
-        list[str] | None,
-        Option(help="Remove this tag; may be given several times."),
-    ] = None,
-    note: Annotated[str | None, Option(help="Replace the note; '' removes it.")] = None,
-    pin: Annotated[
-        bool | None,
-        Option("--pin/--unpin", help="Mark the run as one to keep."),
-    ] = None,
-    name: Annotated[
-        str | None,
-        Option(help="Rename the run in lists and on pages; '' restores its own name."),
-    ] = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    run_id: RunArgument,
+    tag: list[str] = Option([], help="Add this tag; may be given several times."),
+    remove_tag: list[str] = Option([], help="Remove this tag; may be given several times."),
+    note: str | None = Option(None, help="Replace the note; '' removes it."),
+    pin: bool | None = Option(None, "--pin/--unpin", help="Mark the run as one to keep."),
+    name: str | None = Option(
+        None, help="Rename the run in lists and on pages; '' restores its own name."
+    ),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Rename, tag, annotate or pin a run; without options, show its labels.
 
@@ -171,10 +212,8 @@ def label(
     target = open_store(store)
     full = target.find(run_id).stem
     old = target.labels(full)
-    removed = labels.labels_of(remove_tag or [], "").tags
-    tags = [
-        each for each in (*old.tags, *labels.labels_of(tag or [], "").tags) if each not in removed
-    ]
+    removed = labels.labels_of(remove_tag, "").tags
+    tags = [each for each in (*old.tags, *labels.labels_of(tag, "").tags) if each not in removed]
     new = labels.labels_of(
         tags,
         old.note if note is None else note,
@@ -184,24 +223,19 @@ def label(
     if new != old:
         # with the old labels the store merges what another user has changed meanwhile
         new = target.label(full, new, old)
-    (print_json if as_json_ else print_facts)({"run_id": full, **asdict(new)})
+    (print_json if as_json_ else print_facts)({"run_id": full, **structs.asdict(new)})
 
 
 def delete(
-    run_ids: Annotated[
-        list[str],
-        Argument(metavar="RUN...", help="Run ids, or unique prefixes of them."),
-    ],
-    restore: Annotated[
-        bool,
-        Option("--restore", help="Restore deleted runs instead."),
-    ] = False,
-    for_good: Annotated[
-        bool,
-        Option("--for-good", help="Remove the files now, also of deleted runs."),
-    ] = False,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    run_ids: list[str] = Argument(
+        ..., metavar="RUN...", help="Run ids, or unique prefixes of them."
+    ),
+    restore: bool = Option(False, "--restore", help="Restore deleted runs instead."),
+    for_good: bool = Option(
+        False, "--for-good", help="Remove the files now, also of deleted runs."
+    ),
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Delete runs; `--restore` brings them back within a week, with their tags and notes.
 
@@ -236,4 +270,4 @@ def delete(
         if changes and as_json_:
             print_json({word: changes})
         elif changes:
-            out.print(f"{word} {', '.join(changes)}", markup=False)
+            print_text(f"{word} {', '.join(changes)}")

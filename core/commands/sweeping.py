@@ -8,17 +8,16 @@ from collections.abc import Sequence
 from contextlib import closing
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 from typer import Argument, Exit, Option
 
-from ..command_name import COMMAND, shell_command
+from ..command_name import shell_command
 from ..engines.registry import use_all as use_engines
 from ..errors import UlpscopeError, UsageError
 from ..numerics.arrays import Record
 from ..progress import Progress, no_progress
 from ..runs.file.database import each_database
-from ..runs.store.partial import remove_living
 from ..runs.store.store import Store, open_store
 from ..sweeps.history import CellChange, change_of, conditions_of, gate_of
 from ..sweeps.ledger import (
@@ -36,9 +35,9 @@ from ..sweeps.plan import Cell, SweepPlan, cell_counts, in_short, read_plan
 from ..sweeps.ray_executor import compute_on_ray
 from ..sweeps.workers import compute_here
 from ..text import clean, plural
-from . import options
 from .capturing import load, plan_of, run_plan
-from .gates import write_gate
+from .comparing import write_gate
+from .options import EngineOption, JsonOption, JunitOption, MarkdownOption, StoreOption
 from .terminal.console import err, print_facts, print_json, print_records, print_text, steps
 from .terminal.stopping import EXIT_CODE, stoppable, stopping
 
@@ -51,52 +50,26 @@ _ELSEWHERE = "another process computes it."
 
 
 def sweep(
-    plan: Annotated[
-        Path,
-        Argument(metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."),
-    ],
-    dry_run: Annotated[
-        bool,
-        Option("--dry-run", help="List the cells and the cost of each."),
-    ] = False,
-    jobs: Annotated[
-        int,
-        Option(min=1, help="Cells at once per device, each with a copy of the model."),
-    ] = 1,
-    ray: Annotated[
-        str | None,
-        Option(
-            metavar="ADDRESS",
-            help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'.",
-        ),
-    ] = None,
-    build: Annotated[
-        str,
-        Option(help="Label of the build under test; a new one recomputes the cells."),
-    ] = "",
-    cell: Annotated[
-        list[str] | None,
-        Option(help="Compute only this cell, in this process; repeatable."),
-    ] = None,
-    print_: Annotated[
-        bool,
-        Option("--print", help="Print a command per missing cell, for Slurm."),
-    ] = False,
-    against: Annotated[
-        str | None,
-        Option(
-            help="Compare each cell with its run that has this tag. Default: its last good run.",
-        ),
-    ] = None,
-    fail_on: Annotated[
-        list[str] | None,
-        Option(help="Exit with 1 if a cell is one of changed, bug, flips."),
-    ] = None,
-    junit: options.Junit = None,
-    markdown: options.Markdown = None,
-    engine: options.Engine = None,
-    store: options.Store = None,
-    as_json_: options.Json = False,
+    plan: Path = Argument(
+        ..., metavar="PLAN", help="The plan, a TOML file (docs/guides/sweeps.md)."
+    ),
+    dry_run: bool = Option(False, "--dry-run", help="List the cells and the cost of each."),
+    jobs: int = Option(1, min=1, help="Cells at once per device, each with a copy of the model."),
+    ray: str | None = Option(
+        None, metavar="ADDRESS", help="Compute on a Ray cluster: 'auto', HOST:PORT or 'local'."
+    ),
+    build: str = Option("", help="Label of the build under test; a new one recomputes the cells."),
+    cell: list[str] = Option([], help="Compute only this cell, in this process; repeatable."),
+    print_: bool = Option(False, "--print", help="Print a command per missing cell, for Slurm."),
+    against: str | None = Option(
+        None, help="Compare each cell with its run that has this tag. Default: its last good run."
+    ),
+    fail_on: list[str] = Option([], help="Exit with 1 if a cell is one of changed, bug, flips."),
+    junit: JunitOption = None,
+    markdown: MarkdownOption = None,
+    engine: EngineOption = None,
+    store: StoreOption = None,
+    as_json_: JsonOption = False,
 ) -> None:
     """Run the missing cells of a sweep. A cell is one capture of a plan: models x engines x paths x
     dtypes x prompts.
@@ -108,7 +81,7 @@ def sweep(
     HEAD)"
     """
     use_engines(engine)
-    conditions = conditions_of(fail_on or ())
+    conditions = conditions_of(fail_on)
     if (junit or markdown) and not conditions:
         raise UsageError("--junit and --markdown write a gate; add --fail-on changed,bug,flips.")
     sweep_plan = read_plan(plan, build)
@@ -125,14 +98,15 @@ def sweep(
     pinned = _runs_tagged(ledger, against)
     ledger.write_plan(sweep_plan)
     outcomes: list[CellOutcome] = []
+    states: Counter[str] = Counter()
 
     def stop_line() -> str:
-        done = sum(outcome.state == DONE for outcome in outcomes)
-        return f"stopped; {done:,} of {len(cells):,} cells are stored; the same command resumes."
+        done = f"{states[DONE]:,} of {len(cells):,}"
+        return f"stopped; {done} cells are stored; the same command resumes."
 
     def tell(say: Progress, what: str) -> None:
-        failed = sum(outcome.state == FAILED for outcome in outcomes)
-        say(what + (f" ({failed} failed)" if failed else ""), len(outcomes), len(cells), "cells")
+        failed = f" ({states[FAILED]} failed)" if states[FAILED] else ""
+        say(what + failed, len(outcomes), len(cells), "cells")
 
     with stoppable(says=stop_line), steps() as say:
         compute = partial(compute_cell, address=target.address, engines=tuple(engine or ()))
@@ -151,6 +125,7 @@ def sweep(
         with closing(coming):  # type: ignore[type-var]
             for outcome in coming:
                 outcomes.append(outcome)
+                states[outcome.state] += 1
                 ledger.record(outcome)
                 if outcome.state == FAILED:
                     print_text(f"failed: {outcome.cell.title}: {outcome.says}", err)
@@ -160,27 +135,27 @@ def sweep(
         change_of(state, of_now.get(state.cell, ""), pinned)
         for state in ledger.states(in_ledger(cells))
     ]
+    reused = sum(outcome.was_there for outcome in outcomes)
+    about: Record = {
+        "name": sweep_plan.name,
+        "cells": [change.as_json() for change in changes],
+        "computed": len(outcomes) - reused - states[FAILED],
+        "were_there": reused,
+        "failed": states[FAILED],
+    }
     gate = gate_of(changes, conditions) if conditions else None
     if gate is not None:
         write_gate(gate, junit, markdown)
-    reused = sum(outcome.was_there for outcome in outcomes)
-    failed = sum(outcome.state == FAILED for outcome in outcomes)
+        about["gate"] = gate.as_json()
     if as_json_:
-        about = {
-            "name": sweep_plan.name,
-            "cells": [change.as_json() for change in changes],
-            "computed": len(outcomes) - reused - failed,
-            "were_there": reused,
-            "failed": failed,
-        }
-        print_json(about | ({"gate": gate.as_json()} if gate is not None else {}))
+        print_json(about)
     else:
         _print_changes(sweep_plan, changes)
         if gate is not None:
             print_text(gate.table())
     if gate is not None and gate.failed:
         raise Exit(1)
-    if failed:
+    if states[FAILED]:
         raise Exit(2)
 
 
@@ -200,7 +175,7 @@ def _print_commands(
     for cell in cells:
         if not states[cell.digest].cards or build:
             words = ["sweep", str(path), "--cell", cell.digest, *arguments]
-            sys.stdout.write(f"{COMMAND} {shell_command(words)}\n")
+            print_text(shell_command(words))
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:
@@ -263,9 +238,8 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
         cell = change.as_json()
         rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
     states = Counter(change.state.state for change in changes)
-    counts = [f"{count:,} {state}" for state, count in states.items()]
-    if count_changed := sum(bool(change.what) for change in changes):
-        counts.append(f"{count_changed:,} changed")
+    states["changed"] = sum(bool(change.what) for change in changes)
+    counts = [f"{count:,} {state}" for state, count in states.items() if count]
     print_records(
         rows,
         f"{plan.name}: {', '.join(counts)}",
@@ -283,7 +257,7 @@ def compute_cell(cell: Cell, address: str, engines: Sequence[str] = ()) -> CellO
     use_engines(list(engines))
     store = open_store(address)
     try:
-        with stopping(remove_living, says=lambda: ""):
+        with stopping(lambda: ""):
             return outcome_of(store, cell)
     except KeyboardInterrupt:
         sys.exit(EXIT_CODE)

@@ -14,11 +14,11 @@ from rich.text import Text
 from ..checks.state import axes_of, axis_texts
 from ..evidence import FAILED, MISSING, ORDER
 from ..runs.file.keep import note_of
-from ..runs.file.records import RunHeader
+from ..runs.file.records import RunHeader, StoredPair
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_positions, over_some, report_of_run
 from ..text import column, out_of, plural
-from .terminal.console import err, out, print_records, print_text, table_of
+from .terminal.console import err, out, print_note, print_records, print_text, table_of
 
 if TYPE_CHECKING:
     from ..runs.reader import RunReader
@@ -87,7 +87,7 @@ def print_reports(
         records = [axis_texts(axis) for axis in axes]
         out.print(table_of(list(records[0]), [list(record.values()) for record in records]))
     for pair in [] if axes else pairs:
-        print_answer(pair.answer, f"{pair.variant} vs {pair.reference}")
+        print_answer(pair.answer, pair)
     # figures of trainer vs. rollout say more than a count of what differs
     if pairs[0].mismatch is None:
         out.print(pair_table(pairs, header))
@@ -118,16 +118,17 @@ def print_reports(
             )
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
-        out.print(f"bit-identical classes: {groups}", markup=False)
+        print_text(f"bit-identical classes: {groups}")
     if header.k is not None:
-        print_text(f"note: {note_of(header)}", err)
+        print_note(note_of(header))
 
 
-def print_answer(answer: Answer, sides: str, console: Console = out) -> None:
+def print_answer(answer: Answer, pair: PairReport | StoredPair, console: Console = out) -> None:
     """Print a verdict: its name, sentence, first place and size, and on stderr the command that
     would decide.
     """
-    console.print(f"[bold]{escape(answer.name)}[/bold]  {escape(sides)}")
+    sides = escape(f"{pair.variant} vs {pair.reference}")
+    console.print(f"[bold]{escape(answer.name)}[/bold]  {sides}")
     print_text(answer.sentence, console)
     for name, value in answer.facts.items():
         print_text(f"{name}: {value}", console)

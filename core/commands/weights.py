@@ -3,39 +3,31 @@
 import re
 from collections import defaultdict
 from collections.abc import Sequence
-from typing import Annotated
 
 from typer import Argument, Option
 
 from ..numerics.formats import format_named
 from ..rl.checkpoints import Change, Comparison, compare_checkpoints
 from ..text import number, percent
-from . import options
+from .options import JsonOption
 from .terminal.console import out, print_json, print_text, steps, table_of
 from .terminal.stopping import stoppable
 
 
 def weights(
-    a: Annotated[
-        str,
-        Argument(metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF."),
-    ],
-    b: Annotated[
-        str,
-        Argument(metavar="B", help="Checkpoint to compare with A, in any of these forms."),
-    ],
-    as_: Annotated[
-        str,
-        Option("--as", help="Dtype of the engine: bfloat16, float16 or float32."),
-    ] = "bfloat16",
-    layers: Annotated[
-        bool,
-        Option(
-            "--layers",
-            help="Print a row per module of each layer instead of merging layers.",
-        ),
-    ] = False,
-    as_json_: options.Json = False,
+    a: str = Argument(
+        ..., metavar="A", help="Folder of safetensors, a .safetensors file or a GGUF."
+    ),
+    b: str = Argument(
+        ..., metavar="B", help="Checkpoint to compare with A, in any of these forms."
+    ),
+    as_: str = Option(
+        "bfloat16", "--as", help="Dtype of the engine: bfloat16, float16 or float32."
+    ),
+    layers: bool = Option(
+        False, "--layers", help="Print a row per module of each layer instead of merging layers."
+    ),
+    as_json_: JsonOption = False,
 ) -> None:
     """Compare two checkpoints tensor by tensor: what an update changed, or whether a conversion is
     right.

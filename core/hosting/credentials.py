@@ -33,12 +33,9 @@ def password_problem(configured: str) -> str | None:
             argon2.extract_parameters(configured)
         except argon2.exceptions.InvalidHash:
             return f"begins with {_HASH} but is not a hash of `serve --hash-password`"
-        return None
-    return (
-        f"has {len(configured)} characters; expected at least {SHORTEST}"
-        if len(configured) < SHORTEST
-        else None
-    )
+    elif len(configured) < SHORTEST:
+        return f"has {len(configured)} characters; expected at least {SHORTEST}"
+    return None
 
 
 def is_password(configured: str, typed: str) -> bool:

@@ -53,16 +53,13 @@ def rms_row_ulps(
 
     A row without a spacing has no element that is finite on both sides.
     """
-    is_known = ~np.isnan(row_squares)
-    squares = np.where(is_known, row_squares, 0.0).sum(axis)
-    mean = squares / np.maximum(finite.sum(axis), 1)
-    return np.where(is_known.any(axis), np.sqrt(mean), np.nan)
+    mean = np.nansum(row_squares, axis) / np.maximum(finite.sum(axis), 1)
+    return np.where(np.isnan(row_squares).all(axis), np.nan, np.sqrt(mean))
 
 
 def max_row_ulps(by_row: Floats, axis: int | None) -> Floats:
     """Return the largest of many rows, along an axis or of all; NaN if no row has any."""
-    largest = np.where(np.isnan(by_row), -1.0, by_row).max(axis, initial=-1.0)
-    return np.where(largest < 0, np.nan, largest)
+    return np.fmax.reduce(by_row, axis, initial=np.nan)
 
 
 def as_compiled(bits: Bits) -> Bits:

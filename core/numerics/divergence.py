@@ -65,8 +65,8 @@ def _tell_of_compiling(fmt: FloatFormat) -> None:
 @cache
 def prepare(fmt: FloatFormat) -> None:
     """Compile the comparison for a format, or load it compiled."""
-    _tell_of_compiling(fmt)
-    compare(np.zeros((1, 2), fmt.carrier), np.zeros((1, 2), fmt.carrier), fmt)
+    bits = np.zeros((1, 2), fmt.carrier)
+    compare(bits, bits, fmt)
 
 
 @cache
@@ -245,31 +245,20 @@ def compare(
     counts = np.zeros((rows, 6), np.int64)
     figures = np.zeros((rows, 6), np.float64)
     is_bit_identical = np.zeros(rows, np.bool_)
-    a_logits = np.empty((rows, k), np.float32)
-    b_logits = np.empty((rows, k), np.float32)
-    a_ids = np.empty((rows, k), np.int32)
-    b_ids = np.empty((rows, k), np.int32)
+    # of both sides
+    logits = np.empty((2, rows, k), np.float32)
+    ids = np.empty((2, rows, k), np.int32)
     group_ulps = np.zeros((rows, -(-vocab // GROUP)), fmt.carrier)
     group_row_ulps = np.zeros(group_ulps.shape, np.uint32)
-    of_rows = (
-        is_bit_identical,
-        counts,
-        figures,
-        a_logits,
-        b_logits,
-        a_ids,
-        b_ids,
-        group_ulps,
-        group_row_ulps,
-    )
+    of_rows = (is_bit_identical, counts, figures, *logits, *ids, group_ulps, group_row_ulps)
 
     def work(worker: int) -> Ints:
         histogram = np.zeros((4, BINS), np.int64)
         ulps = np.empty(BLOCK, fmt.carrier)
         for start in range(worker * ROWS_A_TASK, rows, workers * ROWS_A_TASK):
-            s = slice(start, min(rows, start + ROWS_A_TASK))
-            outputs = tuple(each[s] for each in of_rows)
-            bits = as_compiled(a[s]), as_compiled(b[s])
+            part = slice(start, start + ROWS_A_TASK)
+            outputs = tuple(each[part] for each in of_rows)
+            bits = as_compiled(a[part]), as_compiled(b[part])
             compare_rows(*bits, fmt.code, outputs, histogram, ulps)
         return histogram.sum(axis=0)
 
@@ -284,8 +273,8 @@ def compare(
         bit_identical=is_bit_identical,
         max_ulps_token=counts[:, 5],
         kl=figures[:, 3],
-        reference=SideRows(figures[:, 4], a_ids, a_logits),
-        variant=SideRows(figures[:, 5], b_ids, b_logits),
+        reference=SideRows(figures[:, 4], ids[0], logits[0]),
+        variant=SideRows(figures[:, 5], ids[1], logits[1]),
         group_ulps=group_ulps,
         group_row_ulps=group_row_ulps,
         distances=sum(results, np.zeros(BINS, np.int64)),

@@ -64,8 +64,7 @@ def neighbors(reference: Floats, variant: Floats) -> Neighbors | None:
     [rows, n] each, float64. The lowest of equally near rows counts.
     """
     (units, _), (others, _) = _unit(reference), _unit(variant)
-    is_undefined = np.isnan(units) | np.isnan(others)
-    has_direction = ~is_undefined.any(axis=1)
+    has_direction = ~np.isnan(units + others).any(axis=1)
     count = int(has_direction.sum())
     if count < 3:
         return None
@@ -86,22 +85,19 @@ def score_order(
     """Compare the order of scores within each prompt. [rows] each; lengths: of the prompts."""
     pairs = changed = near_ties = 0
     gap = 0.0
-    start = 0
-    for length in lengths:
-        mine, theirs = (side[start : start + length] for side in (reference, variant))
-        start += length
+    ends = np.cumsum(lengths)[:-1]
+    for mine, theirs in zip(np.split(reference, ends), np.split(variant, ends), strict=True):
+        ordered = np.sort(mine)
+        sizes = np.abs(ordered)
+        steps = spacings(np.maximum(sizes[1:], sizes[:-1]), fmt)
         # infinities have no gap, and change no order
         with np.errstate(invalid="ignore"):
             gaps = np.subtract.outer(mine, mine)
             is_swapped = np.triu(gaps * np.subtract.outer(theirs, theirs) < 0)
-        pairs += length * (length - 1) // 2
+            near_ties += int((np.diff(ordered) <= _NEAR_TIE_STEPS * steps).sum())
+        pairs += len(mine) * (len(mine) - 1) // 2
         changed += int(is_swapped.sum())
         gap = max(gap, float(np.abs(gaps[is_swapped]).max(initial=0.0)))
-        ordered = np.sort(mine)
-        sizes = np.abs(ordered)
-        steps = spacings(np.maximum(sizes[1:], sizes[:-1]), fmt)
-        with np.errstate(invalid="ignore"):
-            near_ties += int((np.diff(ordered) <= _NEAR_TIE_STEPS * steps).sum())
     return ScoreOrder(pairs, changed, gap, near_ties)
 
 

@@ -97,8 +97,8 @@ def ordinals(bits: Bits, fmt: FloatFormat) -> Ints:
 
 def values_at(places: Ints, fmt: FloatFormat) -> NDArray[np.float32]:
     """Return the values that have these ordinals, as float32. Same shape."""
-    bits = np.abs(places).astype(fmt.carrier)
-    return np.where(places < 0, -values_of(bits, fmt), values_of(bits, fmt))
+    values = values_of(np.abs(places).astype(fmt.carrier), fmt)
+    return np.where(places < 0, -values, values)
 
 
 def values_of(bits: Bits, fmt: FloatFormat) -> NDArray[np.float32]:
@@ -123,11 +123,7 @@ def narrow(bits32: NDArray[np.uint32], fmt: FloatFormat) -> Bits | None:
     if fmt is FLOAT32:
         return bits32
     if fmt is BFLOAT16:
-        return (
-            None
-            if np.any(bits32 & np.uint32(0xFFFF))
-            else (bits32 >> np.uint32(16)).astype(np.uint16)
-        )
+        return None if np.any(bits32 & 0xFFFF) else (bits32 >> 16).astype(np.uint16)
     with np.errstate(over="ignore", invalid="ignore"):
         result = bits32.view(np.float32).astype(fmt.values).view(fmt.carrier)
     return result if np.array_equal(widen(result, fmt), bits32) else None
@@ -144,7 +140,7 @@ def widen(bits: Bits, fmt: FloatFormat) -> NDArray[np.uint32]:
     if fmt is BFLOAT16:
         return bits.astype(np.uint32) << np.uint32(16)
     with np.errstate(invalid="ignore"):
-        return bits.view(fmt.values).astype(np.float32).view(np.uint32)
+        return values_of(bits, fmt).view(np.uint32)
 
 
 def spacings(values: NDArray, fmt: FloatFormat) -> Floats:
@@ -156,12 +152,8 @@ def spacings(values: NDArray, fmt: FloatFormat) -> Floats:
     """
     magnitude = np.abs(np.asarray(values, np.float64))
     # the exponent of the power of two that is not above it
-    exponent = np.frexp(magnitude)[1] - 1
-    exponent = np.where(
-        magnitude == 0,
-        fmt.least_exponent,
-        np.maximum(exponent, fmt.least_exponent),
-    )
+    exponent = np.where(magnitude == 0, fmt.least_exponent, np.frexp(magnitude)[1] - 1)
+    exponent = np.maximum(exponent, fmt.least_exponent)
     return np.where(np.isnan(magnitude), np.nan, np.ldexp(1.0, exponent - fmt.mantissa_bits))
 
 

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields
-from enum import Enum
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -141,16 +140,8 @@ METRICS = (
 )
 
 
-class Reduction(Enum):
-    """Reduction of a figure over the rows of a pair. Rows with an undefined figure are left out."""
-
-    SUM = "sum"
-    MEAN = "mean"
-    REST = "1 minus the mean"
-    ROOT_MEAN = "root of the mean"
-    LARGEST = "largest"
-    LEAST = "least"
-    DEFINED = "rows in which it is defined"
+# of a figure over the rows of a pair; rows with an undefined figure are left out
+Reduction = Literal["sum", "mean", "1 - mean", "root of mean", "largest", "least", "rows defined"]
 
 
 @dataclass(frozen=True)
@@ -178,47 +169,47 @@ class Summary:
 
     bit_identical: bool = _total(
         "",
-        Reduction.LEAST,
+        "least",
         "bit_identical",
         "every bit pattern equal, so +0 and -0 are not",
     )
-    neq: int = _total("elements", Reduction.SUM, "neq", "values differ, at all positions together")
-    neq_share: float = _total("", Reduction.MEAN, "neq", "neq over positions x vocab", "elements")
+    neq: int = _total("elements", "sum", "neq", "values differ, at all positions together")
+    neq_share: float = _total("", "mean", "neq", "neq over positions x vocab", "elements")
     max_abs: float = _total(
         "logits",
-        Reduction.LARGEST,
+        "largest",
         "max_abs",
         "largest absolute difference of all positions",
     )
     rms: float = _total(
         "logits",
-        Reduction.ROOT_MEAN,
+        "root of mean",
         "sum_squares",
         "root mean square of the difference over the finite elements",
         "finite",
     )
     max_ulps: int = _total(
         "ULPs",
-        Reduction.LARGEST,
+        "largest",
         "max_ulps",
         "largest distance of all positions",
     )
     mean_ulps: float = _total(
         "ULPs",
-        Reduction.MEAN,
+        "mean",
         "sum_ulps",
         "mean distance over the finite elements",
         "finite",
     )
     max_row_ulps: float | None = _total(
         "row ULPs",
-        Reduction.LARGEST,
+        "largest",
         "max_row_ulps",
         "largest max_row_ulps of all positions; null if it is undefined everywhere",
     )
     rms_row_ulps: float | None = _total(
         "row ULPs",
-        Reduction.ROOT_MEAN,
+        "root of mean",
         "row_squares",
         "root mean square of the difference in row ULPs over the finite elements; null if there are"
         " none",
@@ -226,70 +217,70 @@ class Summary:
     )
     nonfinite_mismatch: int = _total(
         "elements",
-        Reduction.SUM,
+        "sum",
         "nonfinite_mismatch",
         "NaN or infinity not met by the same, at all positions together",
     )
-    flips: int = _total("positions", Reduction.SUM, "is_flip", "the two argmax differ")
-    ties: int = _total("positions", Reduction.SUM, "is_tie", "a margin of 0 on either side")
+    flips: int = _total("positions", "sum", "is_flip", "the two argmax differ")
+    ties: int = _total("positions", "sum", "is_tie", "a margin of 0 on either side")
     near_ties: int = _total(
         "positions",
-        Reduction.SUM,
+        "sum",
         "near_tie",
         "smaller margin at most 2 row ULPs",
     )
     could_flip: int = _total(
         "positions",
-        Reduction.SUM,
+        "sum",
         "could_flip",
         "smaller margin at most twice max_abs: only there can an argmax change",
     )
     mean_kl: float | None = _total(
         "nats",
-        Reduction.MEAN,
+        "mean",
         "kl",
         "mean kl over kl_positions; null if there are none",
     )
     max_kl: float | None = _total(
         "nats",
-        Reduction.LARGEST,
+        "largest",
         "kl",
         "largest kl; null if there is none",
     )
     same_top1: float = _total(
         "",
-        Reduction.REST,
+        "1 - mean",
         "is_flip",
         "share of positions with the same argmax",
     )
     min_margin: float | None = _total(
         "logits",
-        Reduction.LEAST,
+        "least",
         "smaller_margin",
         "smallest margin over both sides and all positions; null if there is none",
     )
     kl_positions: int = _total(
         "positions",
-        Reduction.DEFINED,
+        "rows defined",
         "kl",
         "what mean_kl and max_kl are over. If fewer than all, every table, page and issue text"
         " shows it next to the figure",
     )
     kl_infinite: int = _total(
         "positions",
-        Reduction.SUM,
+        "sum",
         "is_kl_infinite",
         "KL is infinite: the variant has -inf where the reference has mass",
     )
     margin_positions: int = _total(
         "positions",
-        Reduction.DEFINED,
+        "rows defined",
         "smaller_margin",
         "what min_margin is over",
     )
     finite: int = _total(
         "elements",
-        Reduction.SUM,
+        "sum",
         "finite",
         "finite on both sides: what max_abs, rms, ULPs and row ULPs are over",
     )

@@ -86,9 +86,8 @@ class TopTokenRows:
     @property
     def has_repeats(self) -> Flags:
         """Whether a token stands twice in a row. [rows]"""
-        is_repeat = np.ones(len(self.token_ids), np.bool_)
-        is_repeat[np.unique(self.row_of << 32 | self.token_ids, return_index=True)[1]] = False
-        return np.bincount(self.row_of[is_repeat], minlength=len(self)) > 0
+        distinct = np.unique(self.row_of << 32 | self.token_ids)
+        return np.bincount(distinct >> 32, minlength=len(self)) < self.counts
 
     def row(self, index: int) -> tuple[Ints, Floats]:
         """Return tokens and values of one row, largest first. [entries] each"""

@@ -15,7 +15,7 @@ from .sizes import BINS, DENSE
 # of harmless flips up to 1 in dense models, and 8 with experts (docs/explanation/calibration.md)
 NOISE_MARGIN = 2
 _RULES: dict[str, SummaryRule] = {total.name: total.metadata["rule"] for total in fields(Summary)}
-_EXTREMES = {Reduction.LARGEST: max, Reduction.LEAST: min}
+_EXTREMES = {"largest": max, "least": min}
 
 
 class PairTotal:
@@ -32,15 +32,15 @@ class PairTotal:
         for name, rule in _RULES.items():
             values = figures.figure(rule.figure)
             defined = values[~np.isnan(values)].tolist()
-            self._counts[name] += (
-                int(getattr(figures, rule.denominator).sum()) if rule.denominator else len(defined)
-            )
-            defined += [] if self._parts[name] is None else [self._parts[name]]
-            reduce = _EXTREMES.get(
-                rule.reduction,
-                math.fsum if values.dtype.kind == "f" else sum,
-            )
-            self._parts[name] = reduce(defined) if defined else None
+            count = len(defined)
+            if rule.denominator:
+                count = int(getattr(figures, rule.denominator).sum())
+            self._counts[name] += count
+            if self._parts[name] is not None:
+                defined.append(self._parts[name])
+            if defined:
+                add_up = math.fsum if values.dtype.kind == "f" else sum
+                self._parts[name] = _EXTREMES.get(rule.reduction, add_up)(defined)
         self._distances += figures.distances
 
     @property
@@ -57,26 +57,24 @@ class PairTotal:
         has a figure for is None.
         """
         values = {name: self._reduced(name, rule.reduction) for name, rule in _RULES.items()}
-        empty = {
-            name: 0.0
-            for name in values
-            if values[name] is None and name not in NULLABLE | COUNTS_OF_TOKENS
-        }
-        return Summary(**values | empty)
+        for name, value in values.items():
+            if value is None and name not in NULLABLE | COUNTS_OF_TOKENS:
+                values[name] = 0.0
+        return Summary(**values)
 
     def _reduced(self, name: str, kind: Reduction) -> Any:
         part = self._parts[name]
         count = self._counts[name]
-        if kind in _EXTREMES:
+        if kind == "rows defined":
+            return count
+        if kind in ("sum", *_EXTREMES):
             return part
-        if kind in (Reduction.SUM, Reduction.DEFINED):
-            return count if kind is Reduction.DEFINED else part
         if not count:
             return None
         mean = (part or 0) / count
-        if kind is Reduction.ROOT_MEAN:
+        if kind == "root of mean":
             return math.sqrt(mean)
-        return 1.0 - mean if kind is Reduction.REST else mean
+        return mean if kind == "mean" else 1.0 - mean
 
 
 def beyond_noise(table: Mapping[str, Any]) -> Flags:

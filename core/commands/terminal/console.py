@@ -15,7 +15,7 @@ from rich.progress import BarColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 from rich.text import Text
 
-from ...command_name import COMMAND, shell_command
+from ...command_name import shell_command
 from ...progress import Progress
 from ...text import column, duration, legible, multiple, number, percent, size
 
@@ -62,6 +62,10 @@ def print_line(**value: Any) -> None:
 def print_text(text: str, console: Console = out) -> None:
     """Print a text on one line, however long."""
     console.print(text, markup=False, soft_wrap=True)
+
+
+def print_note(text: str) -> None:
+    print_text(f"note: {text}", err)
 
 
 def table_of(
@@ -220,4 +224,4 @@ def typed_command() -> str:
             next(words, None)
         elif word != "--json" and not word.startswith(("--progress=", "--store=")):
             repeated.append(word)
-    return f"{COMMAND} {shell_command(repeated)}"
+    return shell_command(repeated)

@@ -22,11 +22,8 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 @contextmanager
-def stopping(
-    leave_nothing: Callable[[], None],
-    says: Callable[[], str],
-) -> Iterator[None]:
-    """Raise KeyboardInterrupt at the first signal; ignore later ones.
+def stopping(says: Callable[[], str]) -> Iterator[None]:
+    """Raise KeyboardInterrupt at the first signal; ignore later ones. says: the last line.
 
     Python raises it between two of its own instructions only, and one forward of a large model is a
     single call into C++. So a thread hears the signal too, and ends the process if the block is not
@@ -44,7 +41,7 @@ def stopping(
     def watch() -> None:
         with os.fdopen(read_end, "rb", buffering=0) as pipe:
             if pipe.read(1) and not is_over.wait(PATIENCE_SECONDS):
-                leave_nothing()
+                remove_living()
                 # the progress bar, and the hidden cursor
                 clear = "\r\x1b[2K\x1b[?25h" if sys.stderr.isatty() else ""
                 with suppress(OSError):
@@ -87,7 +84,7 @@ def stopping(
 def stoppable(says: Callable[[], str] = lambda: SENTENCE) -> Iterator[None]:
     """Let Ctrl-C end the block with a sentence and EXIT_CODE; unfinished runs are removed."""
     try:
-        with stopping(remove_living, says):
+        with stopping(says):
             yield
     except KeyboardInterrupt:
         print_text(says(), err)

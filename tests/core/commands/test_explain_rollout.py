@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from benchmarks.verdicts.tiny_models import tiny_model
-from core.commands import explaining
+from core.commands import verdicts
 from core.errors import CaptureError, UsageError
 from core.inference.controls.list_floor import rescore
 from core.inference.models.model import load_model, save_model
@@ -107,7 +107,7 @@ def with_experts_in_another_order(model, order):
 def explained(path, folders, loads=None):
     loads = loads or {str(folder): partial(load, folder) for folder in folders}
     with RunReader(path) as run:
-        (explanation,) = explaining.explanations_of(run, lambda *_: None, loads=loads).values()
+        (explanation,) = verdicts.explanations_of(run, lambda *_: None, loads=loads).values()
     return explanation
 
 
@@ -261,4 +261,4 @@ def test_a_missing_checkpoint_stops_before_any_is_loaded(tmp_path, cli):
     ],
 )
 def test_labels_leave_out_shared_folders(names, labels):
-    assert explaining._labels(names) == labels
+    assert verdicts._labels(names) == labels

@@ -14,7 +14,7 @@ from transformers import GptOssConfig, Qwen3MoeConfig
 
 from benchmarks.verdicts.engines import walk
 from benchmarks.verdicts.tiny_models import model_of, tiny_model
-from core.commands import explaining
+from core.commands import verdicts
 from core.numerics.recorded_choices import write_choices
 from core.runs.reader import RunReader
 from tests.core.commands.test_explain_rollout import (
@@ -116,7 +116,7 @@ def explained(tmp_path, loaded, ids, rollout, experts, dtype="float32"):
     recorded = [write_choices(np.asarray(each[:-1])) for each in experts]
     with RunReader(stored(tmp_path, ids, sides, routed_experts=recorded)) as run:
         loads = {"checkpoint": lambda _: loaded}
-        found = explaining.explanations_of(run, lambda *_: None, dtype=dtype, loads=loads)
+        found = verdicts.explanations_of(run, lambda *_: None, dtype=dtype, loads=loads)
     (explanation,) = found.values()
     return {cause.name: cause for cause in explanation.causes}
 

@@ -26,11 +26,10 @@ def executed(monkeypatch):
     return calls
 
 
-@pytest.mark.parametrize("address", ["0.0.0.0", "::", "192.0.2.7", "example.org"])
-def test_it_refuses_to_be_open_without_a_sign_in(cli, executed, address, tmp_path):
-    done = cli("serve", "--address", address)
-    assert (done.returncode, executed, done.stderr.count("\n")) == (2, [], 1)
-    assert f"does not listen on {address}" in done.stderr
+def test_it_refuses_to_be_open_without_a_sign_in(cli, executed, tmp_path):
+    """tests/core/hosting/test_hosting.py has the addresses."""
+    assert "does not listen on example.org" in cli("serve", "--address", "example.org").refusal
+    assert executed == []
     assert not (tmp_path / "runs").exists()
 
 

@@ -11,6 +11,7 @@ import pytest
 from core.commands.terminal import stopping
 from core.commands.terminal.stopping import EXIT_CODE
 from tests.places import ROOT
+from tests.shell import python
 
 # A run is being written and the main thread is inside a call that lets other threads run and that
 # no signal ends, as in a forward.
@@ -23,7 +24,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.waiting import until
-{planted}
+
 main = threading.get_ident()
 call = compile("hashlib.pbkdf2_hmac('sha256', b'', b'', 2**31 - 1)", "", "exec")
 
@@ -40,9 +41,9 @@ with stoppable(), RunWriter(Store(Path(sys.argv[1])), header):
 """
 
 
-def started(store, planted=""):
+def started(store):
     process = subprocess.Popen(
-        [sys.executable, "-c", STUCK.format(planted=planted), str(store)],
+        [sys.executable, "-c", STUCK, str(store)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -91,13 +92,7 @@ except typer.Exit as left:
 
 
 def test_further_interrupts_do_not_break_off_the_cleaning_up_after_the_first_and_say_nothing():
-    done = subprocess.run(
-        [sys.executable, "-c", IMPATIENT],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(IMPATIENT)
     assert (done.returncode, done.stdout, done.stderr) == (
         EXIT_CODE,
         "cleaned up\n",
@@ -121,11 +116,5 @@ except typer.Exit as left:
 
 
 def test_an_interrupt_that_a_library_made_another_error_of_is_still_one():
-    done = subprocess.run(
-        [sys.executable, "-c", SWALLOWED],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
+    done = python(SWALLOWED)
     assert (done.returncode, done.stderr) == (EXIT_CODE, f"{stopping.SENTENCE}\n")

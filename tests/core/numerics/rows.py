@@ -7,15 +7,6 @@ import numpy as np
 from core.numerics.formats import LOGIT_FORMATS
 
 
-def _patterns(rng, vocab, fmt):
-    return rng.integers(
-        0,
-        1 << fmt.bits,
-        vocab,
-        dtype=fmt.carrier,
-    )
-
-
 def _finite(rng, vocab, fmt):
     sign = rng.integers(0, 2, vocab).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
     return rng.integers(0, fmt.first_nonfinite, vocab).astype(fmt.carrier) | sign
@@ -25,17 +16,11 @@ def _logits(rng, vocab, fmt):
     return (rng.standard_normal(vocab) * 4).astype(fmt.values).view(fmt.carrier)
 
 
-def _nudged(
-    rng,
-    bits,
-    fmt,
-    share=0.7,
-    most=3,
-):
+def _nudged(rng, bits, fmt, share=0.7):
     """Some values a few steps further from or nearer to zero, never beyond the finite ones."""
     sign = bits & fmt.carrier.type(1 << (fmt.bits - 1))
     magnitude = (bits ^ sign).astype(np.int64)
-    step = rng.integers(-most, most + 1, len(bits)) * (rng.random(len(bits)) < share)
+    step = rng.integers(-3, 4, len(bits)) * (rng.random(len(bits)) < share)
     return np.clip(magnitude + step, 0, fmt.first_nonfinite - 1).astype(fmt.carrier) | sign
 
 
@@ -55,7 +40,7 @@ def _with(
 
 def random_patterns(rng, vocab, fmt):
     """NaN payloads, infinities, subnormals: any bits."""
-    return _patterns(rng, vocab, fmt), _patterns(rng, vocab, fmt)
+    return tuple(rng.integers(0, 1 << fmt.bits, (2, vocab), dtype=fmt.carrier))
 
 
 def random_finite(rng, vocab, fmt):
@@ -139,17 +124,7 @@ def masked_all(rng, vocab, fmt):
 
 
 def infinite_top(rng, vocab, fmt):
-    a, b = (
-        _with(
-            _logits(rng, vocab, fmt),
-            rng,
-            np.inf,
-            fmt,
-            2 / vocab,
-        )
-        for _ in range(2)
-    )
-    return a, b
+    return tuple(_with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab) for _ in range(2))
 
 
 def some_nan(rng, vocab, fmt):

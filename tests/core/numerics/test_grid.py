@@ -15,13 +15,13 @@ DTYPES = {
 }
 
 
-def sent(dtype, scale, centre, k, rows=16):
+def sent(dtype, scale, centre, k):
     """Top-k log-probabilities of rows of logits, as an engine computes them in float32, and each
     row's margin in ordinals of the logits' own format.
     """
     rng = np.random.default_rng([k, int(scale * 10), int(abs(centre))])
     values, margins = [], []
-    for _ in range(rows):
+    for _ in range(16):
         logits = torch.tensor(rng.normal(centre, scale, 2048)).to(DTYPES[dtype])
         best = torch.log_softmax(logits.float(), -1).topk(k).values
         values.append(best.double().numpy())

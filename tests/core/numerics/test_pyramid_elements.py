@@ -12,10 +12,10 @@ from tests.core.numerics import oracle
 FORMATS = [BFLOAT16, FLOAT16, FLOAT32]
 
 
-def any_bits(fmt, rows=12, vocab=700, seed=0):
+def any_bits(fmt):
     """Two sides of any bit patterns, a third of them equal, the first row finite."""
-    rng = np.random.default_rng(seed)
-    a, b = rng.integers(0, 1 << fmt.bits, (2, rows, vocab), dtype=fmt.carrier)
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 1 << fmt.bits, (2, 12, 700), dtype=fmt.carrier)
     b[:, ::3] = a[:, ::3]
     a[0] &= fmt.carrier.type((1 << (fmt.bits - 2)) - 1)
     b[0] = a[0] ^ fmt.carrier.type(1)

@@ -31,26 +31,13 @@ def total_of(a, b, fmt, cuts):
 def unlike(one, other):
     """Names of what differs by more than the rounding of a sum."""
     first, second = (
-        dataclasses.asdict(t.summary())
-        | {
-            "histogram": t.histogram,
-            "exact": t.is_histogram_exact,
-        }
+        dataclasses.asdict(t.summary()) | {"histogram": t.histogram, "exact": t.is_histogram_exact}
         for t in (one, other)
     )
     return [
         name
         for name, value in first.items()
-        if value != second[name]
-        and not (
-            isinstance(value, float)
-            and math.isclose(
-                value,
-                second[name],
-                rel_tol=1e-12,
-                abs_tol=1e-300,
-            )
-        )
+        if second[name] != (pytest.approx(value, 1e-12, 0) if isinstance(value, float) else value)
     ]
 
 
