@@ -24,8 +24,9 @@ def draw(page: Page) -> selection.View | None:
     new = state.get("open_next")
     everything = {card.run_id: card for card in store_cache.cards()[0]}
     # A cell of a sweep may be open although cells are not listed.
-    wanted = {target, new, state.get("run")} - {None, ""} - everything.keys()
-    everything |= {card.run_id: card for card in store_cache.cards_of(wanted)}
+    run_ids = {run_id for run_id in (target, new, state.get("run")) if run_id}
+    unlisted = store_cache.cards_of(run_ids - everything.keys())
+    everything |= {card.run_id: card for card in unlisted}
     # The Machine page has the runs without sides, probes of operations.
     by_id = {run_id: card for run_id, card in everything.items() if card.sides}
     if target in by_id:

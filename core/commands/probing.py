@@ -2,12 +2,13 @@
 answers.
 """
 
+from __future__ import annotations
+
 import itertools
 import os
 import signal
-from collections.abc import Sequence
 from contextlib import ExitStack, suppress
-from typing import NoReturn
+from typing import TYPE_CHECKING, NoReturn
 from urllib.parse import urlsplit
 
 import msgspec
@@ -16,23 +17,10 @@ from typer import Exit, Option
 from ..errors import DumpError, UlpscopeError, UsageError
 from ..judging.lists import judge_probe
 from ..judging.state import judge_state
-from ..probing import watch
-from ..probing.client import Budget, Client
-from ..probing.plan import (
-    KEY_VARIABLE,
-    STATE,
-    WATCH_PROMPTS,
-    ProbeRequest,
-    Prompt,
-    costs,
-    parsed_tests,
-)
-from ..probing.probe import Probe, ProbeResult
-from ..probing.servers import Server, find_server
+from ..probing.plan import KEY_VARIABLE, STATE, WATCH_PROMPTS, ProbeRequest, parsed_tests
 from ..prompt_files import collect_prompts
 from ..responses.alignment import align
 from ..responses.pairing import pairs_of
-from ..responses.records import ResponseSide
 from ..runs.file.records import Provenance
 from ..runs.reader import RunReader
 from ..runs.response_run import write_responses
@@ -51,6 +39,16 @@ from .terminal.console import (
     steps,
 )
 from .terminal.stopping import EXIT_CODE, SENTENCE, stoppable, stopping
+
+if TYPE_CHECKING:  # what speaks HTTP takes 0.2 s to load
+    from collections.abc import Sequence
+
+    from ..probing.client import Budget
+    from ..probing.plan import Prompt
+    from ..probing.probe import Probe, ProbeResult
+    from ..probing.servers import Server
+    from ..responses.records import ResponseSide
+
 
 _STATE = ", state"  # ends the name of a run of axes
 
@@ -82,6 +80,11 @@ def probe(
     For example:  ulpscope probe http://127.0.0.1:8000 --prompt "def area(shape):" --tests
     rerun,warm,load:8
     """
+    from ..probing.client import Budget, Client
+    from ..probing.plan import costs
+    from ..probing.probe import Probe
+    from ..probing.servers import find_server
+
     if request.watch:
         if dry_run:
             print_text(
@@ -156,6 +159,9 @@ def _watch(
 
     Exit with 1 if it has moved then.
     """
+    from ..probing import watch
+    from ..probing.client import Budget, Client
+    from ..probing.probe import ProbeResult
 
     def write_run(server: Server, sides: Sequence[ResponseSide], what: str) -> str:
         return _store(store, [server], ProbeResult(tuple(sides)), request, f", {what}")[0]

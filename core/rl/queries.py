@@ -304,8 +304,9 @@ def _figures(
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
         # drawn once for all frameworks; of one sequence nothing can be drawn
-        bounds = intervals(counted, figures) if len(counted) > 1 else repeat((None, None))
-        bounds = iter(bounds)
+        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
+        if len(counted) > 1:
+            bounds = iter(intervals(counted, figures))
         for framework in frameworks:
             rows[f"figures of {framework.name}"] = [
                 _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))

@@ -150,7 +150,7 @@ def _common(generation: Generation) -> Ids:
 
 def tokens_with_room(
     loaded: LoadedModel,
-    prompt: str | Sequence[int],
+    prompt: str | Sequence[int] | Tensor,
     label: str,
     tokens: int,
 ) -> Ids:

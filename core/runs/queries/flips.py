@@ -334,6 +334,6 @@ def telling_place(table: DataFrame, prompt: int | None = None) -> tuple[int, int
         for flips in (table["is_flip"], table["is_beyond"]):
             if flips.any():
                 scores = flips.to_numpy(bool)
-        index = scores.argmax()
+        index = int(scores.argmax())
     prompt, position = table[["prompt", "position"]].iloc[index].tolist()
     return prompt, position
