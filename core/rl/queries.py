@@ -303,9 +303,10 @@ def _figures(
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
-        # drawn once for all frameworks; of one sequence nothing can be drawn
-        bounds = intervals(counted, figures) if len(counted) > 1 else repeat((None, None))
-        bounds = iter(bounds)
+        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
+        if len(counted) > 1:
+            # drawn once for all frameworks
+            bounds = iter(intervals(counted, figures))
         for framework in frameworks:
             rows[f"figures of {framework.name}"] = [
                 _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
