@@ -303,9 +303,9 @@ def _figures(
         counted = sequences.with_masked(masked) if counts_masked else sequences
         figures = [figure for each in frameworks for figure in each.figures]
         batch = Batch(counted)
-        # drawn once for all frameworks; of one sequence nothing can be drawn
         bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
         if len(counted) > 1:
+            # drawn once for all frameworks
             bounds = iter(intervals(counted, figures))
         for framework in frameworks:
             rows[f"figures of {framework.name}"] = [
