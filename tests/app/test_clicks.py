@@ -12,7 +12,6 @@ def with_helper():
     if st.session_state.pop("is_cut", False):
         st.rerun()  # as a key or another control does before the run gets to the button
     if st.session_state.get("page") != "two" and widgets.button(
-        st.button,
         "Go",
         "go",
         disabled=st.session_state.get("is_off", False),
