@@ -242,14 +242,14 @@ class _Counting(PromptBatch):
 
 @dataclass(frozen=True)
 class OpenPath:
-    """A model prepared for a path. asked: as before the modifiers, for its dtype is the run's.
+    """A model prepared for a path. model: as before the modifiers, for its dtype is the run's.
 
     Calling it runs a prompt and checks dtype, width and order of each piece.
     """
 
     path: Path
     batch: PromptBatch
-    asked: LoadedModel
+    model: LoadedModel
 
     def __call__(self, token_ids: Sequence[int], emit: Emit) -> None:
         """Send `emit` the logits of a prompt's token ids."""
@@ -289,14 +289,14 @@ class OpenPath:
             emit(position, self._checked(position, position, last))
 
     def _run(self, batch: PromptBatch, emit: Emit) -> None:
-        check_path(self.path, self.asked, batch.positions)
+        check_path(self.path, self.model, batch.positions)
         limit = batch.loaded.token_limit
         highest = int(batch.token_ids.max())
         if highest >= limit:
             raise CaptureError(
                 f"path '{self.path}': token {highest} is outside the vocabulary of {limit}.",
             )
-        restore_state(self.asked.start)
+        restore_state(self.model.start)
         done = 0
 
         def check_emit(position: int, logits: Tensor) -> None:
@@ -330,7 +330,7 @@ class OpenPath:
         if position != done:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
         # exact, or the path was refused
-        return logits.to(self.asked.torch_dtype)
+        return logits.to(self.model.torch_dtype)
 
 
 def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
