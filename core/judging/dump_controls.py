@@ -246,7 +246,8 @@ class DumpControls(Controls):
     def arrays_alone(self) -> Evidence | None:
         columns = self.columns
         rms = np.nan_to_num(columns["rms_row_ulps"])
-        peak = flips = None
+        peak: float | None = None
+        flips: int | None = None
         kl = 0.0
         is_masked = False
         if self._scale:
