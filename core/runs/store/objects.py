@@ -78,7 +78,7 @@ class Mirror:
         self._lock = threading.RLock()
         self._listed: dict[str, Meta] = {}
         self._failure, self._fresh_until = "", 0.0  # why the last list failed, if it did
-
+        self._cards: dict[str, _Entry] = {}
         self._tags: dict[str, str] = {}  # of small objects, by name, as they lie in the folder
         self._fetching: dict[str, threading.Lock] = {}
 
@@ -277,11 +277,15 @@ class Mirror:
             self._lock,
             suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
         ):
-            runs = self.runs()
-            self._bring(INDEX, self._list().get(INDEX))
-            index = gzip.decompress((self.folder / INDEX).read_bytes())
+            runs, remote = self.runs(), self._list().get(INDEX)
+            if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
+                self._bring(INDEX, remote)
+                self._cards = {}
+            if not self._cards and (self.folder / INDEX).exists():
+                index = gzip.decompress((self.folder / INDEX).read_bytes())
+                self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
             cards = {}
-            for each, entry in msgspec.json.decode(index, type=dict[str, _Entry]).items():
+            for each, entry in self._cards.items():
                 if each in runs and entry.tag == runs[each]["e_tag"]:
                     cards[each] = entry.card
             return cards
@@ -295,12 +299,12 @@ class Mirror:
         with self._lock, suppress(StoreError):
             runs = self.runs()
             raw_cards = self.cards() | {each: msgspec.Raw(card) for each, card in cards.items()}
-            entries = {
+            self._cards = {
                 each: _Entry(runs[each]["e_tag"], card)
                 for each, card in raw_cards.items()
                 if each in runs
             }
-            index = gzip.compress(msgspec.json.encode(entries), mtime=0)
+            index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
             write_atomic(self.folder / INDEX, index)
             self.send_small(INDEX)
 
