@@ -40,19 +40,19 @@ def gguf_of(loaded: LoadedModel, dtype: str) -> Path:
     require_gguf()
     config = loaded.text_config
     kind = config.model_type
-    refused = ""
+    obstacle = ""
     if kind not in _ARCHITECTURES:
-        refused = f"of a '{kind}' model, only of {', '.join(_ARCHITECTURES)}"
+        obstacle = f"of a '{kind}' model, only of {', '.join(_ARCHITECTURES)}"
     elif kind == "mistral" and config.sliding_window:
-        refused = "of a Mistral with a sliding window"
+        obstacle = "of a Mistral with a sliding window"
     elif kind == "llama" and config.attention_bias:
-        refused = "of a Llama with biases"
+        obstacle = "of a Llama with biases"
     elif _ARCHITECTURES[kind] != "LLAMA" and config.rope_parameters["rope_type"] != "default":
-        refused = f"of a {kind} with scaled RoPE"
+        obstacle = f"of a {kind} with scaled RoPE"
     elif getattr(_rotary(loaded), "attention_scaling", 1.0) != 1.0:
-        refused = "with attention scaled by RoPE"
-    if refused:
-        raise CaptureError(f"ULPscope writes no GGUF {refused}; give a GGUF as the model.")
+        obstacle = "with attention scaled by RoPE"
+    if obstacle:
+        raise CaptureError(f"ULPscope writes no GGUF {obstacle}; give a GGUF as the model.")
     return _write_once(
         loaded,
         dtype,
