@@ -425,8 +425,8 @@ MUTANTS = (
     _of_judge(
         "errors of 16 bits decide if float32 failed",
         "judging/judge",
-        "if failed and (deciding is None or deciding.is_passed)",
-        "if failed and deciding is not None and not deciding.is_passed",
+        "if failed and (not deciding or deciding.is_passed)",
+        "if failed and deciding and not deciding.is_passed",
         "alone",
     ),
     _of_judge(

@@ -108,7 +108,10 @@ def _print(scores: pd.DataFrame) -> None:
     for test in found.index:
         alarms, hits = (each[each.test == test].score for each in (sound, faulty))
         for limit in (1.0,) if test in _OURS else rivals_of("float32")[test].limits:
-            accused, share = (alarms >= limit).sum(), percent((hits >= limit).mean())
+            # ULPscope's score is 1 for what it suspects
+            is_beyond = pd.Series.ge if test in _OURS else pd.Series.gt
+            accused = is_beyond(alarms, limit).sum()
+            share = percent(is_beyond(hits, limit).mean())
             print(f"| {test}, {limit:g} | {accused} of {len(alarms)} | {share} |")
     best = found.drop(index=list(_OURS)).max()
     for ours in _OURS:

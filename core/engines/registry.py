@@ -130,6 +130,8 @@ def running(name: str, request: Mapping[str, Any]) -> EngineProcess:
     with _lock:
         process = _running.pop(key, None)
         if process is None or process.has_ended:
+            for ended in [each for each, other in _running.items() if other.has_ended]:
+                del _running[ended]
             # the one that was used longest ago goes first
             while len(_running) >= _RUNNING:
                 _running.popitem(last=False)[1].end()

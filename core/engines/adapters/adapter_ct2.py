@@ -72,4 +72,5 @@ def load(request):
     return {"vocab": vocab, "parts": parts_in(kind, accumulation="float32")}, run
 
 
-serve(HELLO, load)
+if __name__ == "__main__":
+    serve(HELLO, load)

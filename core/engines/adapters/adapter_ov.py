@@ -61,4 +61,5 @@ def load(request):
     return {"vocab": vocab, "parts": parts}, run_of(compute, output_of)
 
 
-serve(HELLO, load)
+if __name__ == "__main__":
+    serve(HELLO, load)

@@ -87,4 +87,5 @@ def load(request):
     return {"vocab": int(probe.shape[1]), "parts": parts_in(request["dtype"])}, run
 
 
-serve(HELLO, load)
+if __name__ == "__main__":
+    serve(HELLO, load)

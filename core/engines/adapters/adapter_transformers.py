@@ -82,4 +82,5 @@ def load(request):
     return {"vocab": model.get_output_embeddings().weight.shape[0], "parts": {}}, run
 
 
-serve(HELLO, load)
+if __name__ == "__main__":
+    serve(HELLO, load)

@@ -184,4 +184,5 @@ def load(request):
     return {"vocab": vocab, "parts": parts_in(request["dtype"])}, run
 
 
-serve(HELLO, load)
+if __name__ == "__main__":
+    serve(HELLO, load)

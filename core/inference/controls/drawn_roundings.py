@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from ...checks.drawn import Errors, Exact, error_rows
-from ...closeness.randomized_rounding import DrawnRounding
+from ...closeness.randomized_rounding import DTYPES, DrawnRounding
 from ...errors import CaptureError
 from ...evidence import Evidence
 from ...numerics.arrays import Floats
@@ -103,6 +103,10 @@ class RoundingDraws:
     ) -> dict[str, Errors]:
         """Return the errors of each side. CaptureError if float32 does not fit, or a side fails."""
         loaded = self.loaded
+        if loaded.torch_dtype not in DTYPES:
+            raise CaptureError(
+                f"randomized rounding needs bfloat16 or float16, not {loaded.dtype}.",
+            )
         weights: dict[Tensor, Tensor] | None = {} if self.plain is PLAIN else None
         draws = [] if self.draws else [draw_of(self.plain, seed, weights) for seed in range(DRAWS)]
         wide_side = self.exact or self.plain

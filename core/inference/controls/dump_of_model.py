@@ -11,6 +11,8 @@ import numpy as np
 import torch
 
 from ...checks.drawn import Exact
+from ...checks.lower_precision import PrecisionVerdict
+from ...checks.pair import NoiseFloor
 from ...errors import CaptureError, UsageError
 from ...evidence import Evidence
 from ...judging.dump_controls import DumpControls, MakeControls
@@ -79,9 +81,6 @@ class _DumpOfModel(DumpControls):
         super().__init__(*dump)
         self.model = model
         self.has_experts = self.has_experts or model.has_experts
-        # answered by the model alone
-        for name in ("floor", "larger_floor", "lower_precision"):
-            setattr(self, name, model_errors_stop()(getattr(model, name)))
 
     @property
     @model_errors_stop()
@@ -91,6 +90,18 @@ class _DumpOfModel(DumpControls):
     def validity(self) -> list[Evidence]:
         # `exact` compares the errors of the sides
         return self.rows
+
+    @model_errors_stop()
+    def floor(self, dtype: str) -> NoiseFloor:
+        return self.model.floor(dtype)
+
+    @model_errors_stop()
+    def larger_floor(self, dtype: str) -> NoiseFloor:
+        return self.model.larger_floor(dtype)
+
+    @model_errors_stop()
+    def lower_precision(self, *about: Any, **more: Any) -> Sequence[PrecisionVerdict]:
+        return self.model.lower_precision(*about, **more)
 
     @model_errors_stop()
     def exact(self) -> Exact:

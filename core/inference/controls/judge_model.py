@@ -112,7 +112,10 @@ def judge(
             "judge takes a model and token ids; `ulpscope judge` takes a model's name and texts.",
         )
     loaded = model if isinstance(model, LoadedModel) else loaded_from(model, tokenizer)
-    session = session or JudgingSession(loaded, prompts)
+    if session is None:
+        session = JudgingSession(loaded, prompts)
+    elif session.loaded is not loaded or list(session.prompts) != check_prompts(loaded, prompts):
+        raise CaptureError("judging: the session is of another model or of other prompts.")
     one = side_of(reference)
     other = side_of(variant)
     # results are kept by name: callables may share one, or have that of a path

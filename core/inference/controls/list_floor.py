@@ -163,23 +163,25 @@ def _replay_experts(
 ) -> Routing:
     """Compare a rollout's experts with the model's. DumpError, a clause, if they do not fit."""
 
-    def forward(prompt: int, forced: Choices | None = None) -> tuple[Choices, Scores]:
+    def forward(
+        prompt: int, of_prompt: Sequence[RowPair], forced: Choices | None = None
+    ) -> tuple[Choices, Scores]:
         """Return what the model chooses by itself, and its scores, if it makes the choices
         `forced`.
         """
         ids = ids_of[prompt]
         noted = Choices(len(ids))
         with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
-            return noted, _scores_of(loaded, {prompt: ids}, rows, pair.values)
+            return noted, _scores_of(loaded, {prompt: ids}, of_prompt, pair.values)
 
     parts = []
     for prompt, recorded in pair.experts.items():
         ids = ids_of[prompt]
         of_prompt = [row for row in rows if row.prompt == prompt]
         positions = [row.position for row in of_prompt]
-        own, scores = forward(prompt)
+        own, scores = forward(prompt, of_prompt)
         forced = _forced(loaded, own, recorded)
-        noted, replayed_scores = forward(prompt, forced)
+        noted, replayed_scores = forward(prompt, of_prompt, forced)
         r, replayed = (
             np.concatenate([each[prompt, row.position][0] - row.x for row in of_prompt])
             for each in (scores, replayed_scores)

@@ -61,7 +61,8 @@ def rounding_floor(
 
 def check_prompts(loaded: LoadedModel, prompts: Inputs) -> list[Ids]:
     """Return the tokens of prompts. CaptureError if there is none, or the model cannot take one."""
-    if not prompts:
+    # a tensor of several prompts has no truth value
+    if len(prompts) == 0:
         raise CaptureError("a divergence is measured over at least one prompt; none was given.")
     return loaded.tokens_of_all(prompts)
 
@@ -80,6 +81,15 @@ def groups_of(prompts: Prompts, most: int) -> Iterator[list[Ids]]:
             group = []
         group.append(prompt)
     yield group
+
+
+def as_many_as(prompts: Prompts, most: int) -> list[Ids]:
+    """Return the prompts whose positions are at most `most` together; at least one."""
+    group: list[Ids] = []
+    for ids in prompts:
+        if sum(map(len, group)) + len(ids) <= most or not group:
+            group.append(ids)
+    return group
 
 
 def own_rounding_of(

@@ -17,11 +17,10 @@ from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ...runs.file.records import Generation
 from ..capture.capture import CapturePlan, check_paths, plan_capture, torch_errors_stop
-from ..models.model import Inputs, LoadedModel
+from ..models.model import Ids, Inputs, LoadedModel
 from ..paths.batch import ignore
 from ..paths.paths import OpenPath, Path, open_path, sides_of
 
-Ids = tuple[int, ...]
 Scores = tuple[Ids, tuple[float, ...]]
 """Tokens that a path chooses, and their margins in logits."""
 

@@ -16,10 +16,9 @@ from torch import Tensor
 from ...errors import CaptureError, UsageError
 from ...progress import Progress, no_progress
 from ..capture.capture import check_paths, torch_errors_stop
-from ..models.model import Inputs, LoadedModel
+from ..models.model import Ids, Inputs, LoadedModel
 from ..paths.paths import Path, open_path, parse_path
 from .generation import (
-    Ids,
     Scores,
     best_and_margin,
     check_continuing,

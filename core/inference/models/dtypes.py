@@ -72,7 +72,7 @@ def in_float32(loaded: LoadedModel) -> Iterator[LoadedModel]:
 
 
 def _check_room(loaded: LoadedModel, dtype: str, needed: int) -> None:
-    free = loaded.free_bytes
+    free = loaded.free_bytes if needed else None
     if free is not None and needed > free:
         raise CaptureError(
             f"model '{loaded.name}': its weights in {dtype} take another {size(needed)};"

@@ -53,8 +53,8 @@ Neighbours = Callable[[LoadedModel, Sequence[int], int], Tensor]
 """(model, prompt, count) -> token ids of the other rows, [count, positions]."""
 
 
-# a continuation needs them at every step; few tokenizers are in use at once
-@lru_cache(maxsize=8)
+# a continuation needs them at every step; a model in use and another one, not those unloaded
+@lru_cache(maxsize=2)
 def _tokens_of_text(tokenizer: PreTrainedTokenizerBase) -> list[int]:
     """Return the tokens of the text."""
     text = _TEXT.read_text(encoding="utf-8")

@@ -117,7 +117,10 @@ def kernels_of(
     half = FORWARDS // 2
     picks = [n for n in range(total) if not half <= n < total - half]
     # a compiler would compile hooks into the model
-    hooks = nullcontext if path.is_one_piece else partial(_modules_say_their_names, loaded.model)
+    says = not loaded.is_on_cuda  # where libraries print what they run
+    hooks = nullcontext
+    if not path.is_one_piece:
+        hooks = partial(_modules_say_their_names, loaded.model, says)
     forwards = _ProfiledForwards(loaded.device, hooks)
     _set_up_libraries()
     with (
@@ -144,13 +147,15 @@ def _set_up_libraries() -> None:
 
 
 @contextmanager
-def _modules_say_their_names(model: torch.nn.Module, file: IO[bytes]) -> Iterator[None]:
+def _modules_say_their_names(model: torch.nn.Module, says: bool, file: IO[bytes]) -> Iterator[None]:
     """Mark every module's forward by a range of the profiler, and by lines among those of the
     libraries.
     """
     ranges = []
 
     def say(line: str) -> None:
+        if not says:
+            return
         _libc().fflush(None)
         os.write(file.fileno(), (line + "\n").encode())
 

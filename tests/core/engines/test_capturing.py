@@ -86,6 +86,10 @@ def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, 
     ("fault", "sentence"),
     [
         ("if place == 2: os.kill(os.getpid(), 11)", "engine 'toy' ended by SIGSEGV"),
+        (
+            "if place == 2: raise RuntimeError('no room')",
+            "engine 'toy' failed: RuntimeError: no room.",
+        ),
         ("if place == 2: continue", "got positions 3 to 3; expected 2"),
         ("if place == 2: break", "got 2 positions; expected"),
     ],

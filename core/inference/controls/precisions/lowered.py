@@ -50,7 +50,7 @@ from ...paths.engines import (
 from ..answer_precision import grid_of
 from ..choices import Choices, Replay
 from ..drawn_roundings import RoundingDraws
-from ..rounding_floor import groups_of, rounding_floor, rows_at_once
+from ..rounding_floor import as_many_as, rounding_floor, rows_at_once
 from .catalogue import ACTIVATIONS, CACHE, LAYERS, Precision, Stored, cast, catalogue
 
 _Candidate = tuple[Precision, PrecisionVerdict]
@@ -474,7 +474,7 @@ class _Suspect:
         """Judge 16-bit answers by the model in that dtype throughout; None if they are of no 16-bit
         dtype.
         """
-        prompts = next(groups_of(self.question.prompts, rows_at_once(loaded)))
+        prompts = as_many_as(self.question.prompts, rows_at_once(loaded))
         with suppress(CaptureError), in_float32(loaded) as model:
             replay = self.question.replay_in(model)
             side = replay.of(self.side)

@@ -8,6 +8,7 @@ import pytest
 
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.checks.rerun import AGAIN, RerunFigures
+from core.errors import CaptureError
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.paths.engines import digest_of, side_of
 
@@ -58,6 +59,15 @@ def test_judgements_of_a_session_are_those_made_alone_with_fewer_forwards(
             (f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in one.floors
         ] == [(f.compute_dtype, f.pair_rms.tobytes(), f.floor_rms.tobytes()) for f in other.floors]
     assert len(of_session) < 0.9 * len(of_each)
+
+
+def test_a_session_of_another_model_or_of_other_prompts_is_refused():
+    loaded = tiny_model("llama", "float32")
+    prompts = [tiny_prompts(loaded)[0][:8]]
+    other = tiny_model("llama", "float32")
+    for session in (JudgingSession(other, prompts), JudgingSession(loaded, [prompts[0][:7]])):
+        with pytest.raises(CaptureError, match="session is of another model"):
+            judge(loaded, prompts, reference="prefill", variant="decode", session=session)
 
 
 def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_in():
