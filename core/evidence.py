@@ -15,7 +15,9 @@ from typing import Annotated, Any, ClassVar, get_args, get_type_hints
 import msgspec
 from msgspec import structs
 
+from .errors import UsageError
 from .numerics.statistic import BLOCKS
+from .text import clean
 
 PASSED, FAILED, MISSING, NOTED = "passed", "failed", "not available", "informative"
 EXPLAINED = "explained"  # of a pair that is `lower precision`: shown for a failed check, not stored
@@ -147,6 +149,17 @@ class Evidence:
     outcome: str
     says: str
     side: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.outcome not in OUTCOMES:
+            raise UsageError(
+                f"the outcome of a check is one of {', '.join(OUTCOMES)}, not"
+                f" '{clean(self.outcome)}'",
+            )
+        if type(self.figures) not in (self.check.record, Unmeasured):
+            raise UsageError(
+                f"{type(self.figures).__name__} are no figures of the check '{self.check}'",
+            )
 
     @property
     def group(self) -> str:

@@ -48,7 +48,7 @@ def protection() -> list[Middleware]:
         config = configuration()
         # A server other than Streamlit's does not say where it listens; the gate then looks at each
         # connection.
-        is_streamlits = streamlit_config._server_mode is not None
+        is_streamlits = getattr(streamlit_config, "_server_mode", None) is not None
         start.check(config, st.get_option("server.address") if is_streamlits else "127.0.0.1")
         for secret in readable_secrets(config):
             sys.stderr.write(

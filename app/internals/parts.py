@@ -54,11 +54,13 @@ def not_recorded(view: selection.View, missing: Sequence[Recorded]) -> None:
             continue
         # kernels of one side are there: the other side's could not be watched
         is_half = one.option == "kernels" and run.sides_with_kernels
-        if asks_for(about, one.option) or is_half:
+        is_asked = asks_for(about, one.option) or is_half
+        if is_asked:
             failed.append(one)
-        if one.option != "layers" and has_engine(about):
+        is_refused = one.option != "layers" and has_engine(about)
+        if is_refused:
             refused.append(one)
-        if one not in (*failed, *refused):
+        if not (is_asked or is_refused):
             new.append(one)
     if failed:
         what = _listed(failed, " and ")

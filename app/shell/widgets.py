@@ -306,9 +306,8 @@ def causes(view: selection.View) -> None:
 def empty() -> NoReturn:
     """Draw what to do if there is no run to show, and stop."""
     st.info("No runs yet. Upload a dump of logits, or capture a run; it appears here by itself.")
-    for label in ("Upload a dump", "Capture a run"):
-        tab = label.split()[0].lower()
-        st.page_link(PAGES / "new_run.py", label=label, query_params={"tab": tab})
+    st.page_link(PAGES / "new_run.py", label="Upload a dump", query_params={"tab": "upload"})
+    st.page_link(PAGES / "new_run.py", label="Capture a run", query_params={"tab": "capture"})
     code_block(
         f'ulpscope capture --model {EXAMPLE} --prompt "def __init__(self," --variant decode --dtype'
         " bfloat16",

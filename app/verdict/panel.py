@@ -28,7 +28,7 @@ from app.shell.selection import View
 from app.shell.widgets import PAGES
 from core.capture_request import CaptureRequest
 from core.checks.modules_alone import AloneFigures
-from core.command_name import COMMAND, shell_command
+from core.command_name import shell_command
 from core.document.drawing import png_file
 from core.evidence import EXPLAINED, FAILED, MISSING, NOTED, PASSED, Evidence
 from core.packaged_models import PACKAGED, is_here
@@ -94,7 +94,7 @@ def _next_step(view: View, answer: Answer) -> None:
     is_open = answer.name in (UNDECIDED, LIKELY_ROUNDING, NONDETERMINISTIC)
     controls = deciding_controls(view.run, answer.checks) if is_open and not is_rollout else {}
     lines = [
-        f"# {what}\n{COMMAND} {shell_command(['verdict', view.run.run_id])} {options}"
+        f"# {what}\n{shell_command(['verdict', view.run.run_id])} {options}"
         for options, what in controls.items()
     ]
     if is_rollout and answer.next_command:

@@ -290,8 +290,8 @@ def _score(rows: DataFrame) -> Record:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents
-    sums = {"change": change}.__getitem__
-    sequences = Sequences(np.ones(len(rows), np.int64), sums, sums)
+    sums = {"change": change}
+    sequences = Sequences(np.ones(len(rows), np.int64), sums.__getitem__, {}.__getitem__)
     ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
     return {
         **rows.iloc[0][["metric", "filter"]],

@@ -175,7 +175,8 @@ def _print_commands(
     for cell in cells:
         if not states[cell.digest].cards or build:
             words = ["sweep", str(path), "--cell", cell.digest, *arguments]
-            print_text(shell_command(words))
+            # as it is: a script runs it
+            sys.stdout.write(f"{shell_command(words)}\n")
 
 
 def _print_costs(plan: SweepPlan, cells: Sequence[Cell], ledger: Ledger, as_json_: bool) -> None:

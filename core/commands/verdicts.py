@@ -450,8 +450,9 @@ def _explain_rollout(
 def _labels(names: Sequence[str]) -> list[str]:
     """Return paths or hub ids without the folders that they share: `step_40/actor`."""
     parts = [name.rstrip("/").split("/") for name in names]
-    shared = os.path.commonprefix([part[:-1] for part in parts])  # noqa: RUF071  # of lists
-    return ["/".join(part[len(shared) :]) for part in parts]
+    while len({part[0] for part in parts}) == 1 and all(len(part) > 1 for part in parts):
+        parts = [part[1:] for part in parts]
+    return ["/".join(part) for part in parts]
 
 
 def _weights(floor: Evidence) -> list[Cause]:

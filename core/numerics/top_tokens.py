@@ -86,7 +86,8 @@ class TopTokenRows:
     @property
     def has_repeats(self) -> Flags:
         """Whether a token stands twice in a row. [rows]"""
-        distinct = np.unique(self.row_of << 32 | self.token_ids)
+        # a token without an id is -1
+        distinct = np.unique(self.row_of << 32 | self.token_ids & 0xFFFFFFFF)
         return np.bincount(distinct >> 32, minlength=len(self)) < self.counts
 
     def row(self, index: int) -> tuple[Ints, Floats]:

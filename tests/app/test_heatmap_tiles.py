@@ -73,6 +73,7 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
     "query",
     [
         {"level": "0"},
+        {"level": "-1,0"},
         {"level": "99,0"},
         {"level": "9" * 5000 + ",0"},
         {"level": "٣,0"},
@@ -92,7 +93,7 @@ def test_bad_numbers_are_refused_with_a_sentence(client, query):
     assert len(answer.text) < 300
 
 
-@pytest.mark.parametrize("run_id", ["none", "..%2f..%2fREADME", "one%00"])
+@pytest.mark.parametrize("run_id", ["none", "<b>x", "..%2f..%2fREADME", "one%00"])
 @pytest.mark.parametrize("end", ["", "/largest", "/tokens"])
 def test_a_run_that_is_not_there_is_not_found(client, run_id, end):
     assert client.get(f"/tiles/{run_id}/0{end}").status_code == 404

@@ -60,6 +60,7 @@ def test_a_member_gets_in_and_back_to_the_link(provider):
         ({"email_verified": False}, 403),
         ({"email_verified": None}, 403),
         ({"email_verified": "true"}, 403),
+        ({"email_verified": 1}, 403),
         ({"email": None}, 403),
         ({"aud": "another"}, 400),
         ({"iss": "https://evil.example"}, 400),

@@ -33,7 +33,7 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
         f"{pair} --model MODEL",
         "--rerun AGAIN.npz",
     ):
-        assert f"ulpscope verdict {run_id} {option}" in "".join(commands)
+        assert f"\nulpscope verdict {run_id} {option}" in "".join(commands)
     assert "argmax" in page_text(app)
 
 

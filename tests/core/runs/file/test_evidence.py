@@ -4,6 +4,7 @@ for them.
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from importlib import import_module
 from pkgutil import iter_modules
 from types import UnionType
@@ -98,6 +99,22 @@ def test_figures_that_are_no_check_s_are_refused(check):
         ) as refused:
             figures_of(check, text)
         assert str(refused.value).isprintable()
+
+
+@EVERY_CHECK
+def test_figures_of_another_check_are_refused(check):
+    for other in {
+        each.record: each for each in CHECKS.values() if each.record is not check.record
+    }.values():
+        if other.record is Unmeasured:
+            continue
+        with pytest.raises(UsageError, match="no figures of the check"):
+            Evidence(check, "", figures(other), NOTED, "")
+
+
+def test_an_outcome_that_no_check_has_is_refused():
+    with pytest.raises(UsageError, match="check is one of passed"):
+        replace(Evidence(SHIFT, "", Unmeasured(), NOTED, ""), outcome="lost")
 
 
 def test_keys_in_json_stay_what_they_were_and_null_is_told_from_what_was_not_measured():
