@@ -291,7 +291,8 @@ def _score(rows: DataFrame) -> Record:
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents
     sums = {"change": change}
-    sequences = Sequences(np.ones(len(rows), np.int64), sums.__getitem__, {}.__getitem__)
+    maxima: dict[str, Floats] = {}
+    sequences = Sequences(np.ones(len(rows), np.int64), sums.__getitem__, maxima.__getitem__)
     ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
     return {
         **rows.iloc[0][["metric", "filter"]],

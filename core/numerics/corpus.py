@@ -169,7 +169,8 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     values["nll*base nll"] = nll * base
     sums = {name: np.bincount(place, each).astype(np.float64) for name, each in values.items()}
     # maxima are in no figure here
-    sequences = Sequences(counts, sums.__getitem__, {}.__getitem__)
+    maxima: dict[str, Floats] = {}
+    sequences = Sequences(counts, sums.__getitem__, maxima.__getitem__)
     rows = list(_MEANS)
     rows[7:7] = _percentiles("KLD", "nats", _KLD_SHARES, tokens.kl, place)
     rows[-2:-2] = _percentiles("Δp", "%", _DP_SHARES, 100 * dp, place)

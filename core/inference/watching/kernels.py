@@ -118,7 +118,7 @@ def kernels_of(
     picks = [n for n in range(total) if not half <= n < total - half]
     # a compiler would compile hooks into the model
     says = not loaded.is_on_cuda  # where libraries print what they run
-    hooks = nullcontext
+    hooks: Callable[..., AbstractContextManager[None]] = nullcontext
     if not path.is_one_piece:
         hooks = partial(_modules_say_their_names, loaded.model, says)
     forwards = _ProfiledForwards(loaded.device, hooks)

@@ -135,3 +135,9 @@ def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count)
         )
         expected = np.argsort(-values, kind="stable")[:count]
         assert largest(values, count).tolist() == expected.tolist()
+
+
+def test_a_token_without_an_id_repeats_no_other():
+    row = {7: 2.0, -1: 1.0, 3: 0.5}
+    rows = concatenate([listed(row, 2), listed(row, 2)])
+    assert not rows.has_repeats.any()
