@@ -10,7 +10,6 @@ from functools import partial
 from typing import Literal
 from urllib.parse import quote
 
-import pandas as pd
 import streamlit as st
 
 from app.shell import selection
@@ -39,10 +38,13 @@ def with_headings(table: DataFrame) -> DataFrame:
 
 def csv(table: DataFrame) -> bytes:
     """Table as CSV in UTF-8."""
+    # pages start without pandas
+    from pandas.api.types import is_numeric_dtype
+
     output = with_headings(table)
     for column in output.columns:
         # bool counts as a number
-        if not pd.api.types.is_numeric_dtype(output[column].dtype):
+        if not is_numeric_dtype(output[column].dtype):
             output[column] = output[column].astype(object).map(inert_text)
     # Lines end as RFC 4180 has them: with a bare \n a text with a \r in it would not be quoted, and
     # tear its line.

@@ -460,13 +460,16 @@ def _kinds_of_places(
     leading = errors.shape[:-1]
     for axis, length in enumerate(leading):
         rows = len(by_row[0]) // length
-        if rows > 1 and length > 1 and size >= _FEWEST * length:
+        if len(leading) > 1 and length > 1 and size >= _FEWEST * length:
             of_index = np.moveaxis(by_row.reshape(-1, *leading), 1 + axis, 1)
-            of_index = of_index.reshape(len(by_row), length, rows)
-            # without its largest row: one score that cancels moves a whole row of an attention
-            largest_row = of_index[:1].argmax(axis=2, keepdims=True)
-            without = of_index.sum(axis=2) - np.take_along_axis(of_index, largest_row, 2)[..., 0]
-            yield f"axis {axis}", without / (rows - 1), np.arange(length)
+            squares = of_index.reshape(len(by_row), length, rows)
+            if rows > 1:
+                # without its largest row: one score that cancels moves a whole row of an attention
+                largest_row = squares[:1].argmax(axis=2, keepdims=True)
+                squares = squares.sum(axis=2, keepdims=True)
+                squares -= np.take_along_axis(of_index.reshape(-1, length, rows), largest_row, 2)
+                squares /= rows - 1
+            yield f"axis {axis}", squares[..., 0], np.arange(length)
 
 
 def _largest_element(

@@ -25,8 +25,7 @@ class _Draws(TorchDispatchMode):
         return self._seed * 1_000_003 + self._calls
 
     def _is_view(self, func: Any) -> bool:
-        """Count a call; return whether it returns no new numbers."""
-        self._calls += 1
+        """Return whether an operation returns no new numbers."""
         return any(each.alias_info for each in func._schema.returns)
 
 
@@ -56,6 +55,7 @@ class DrawnRounding(_Draws):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
+        self._calls += 1
         if self._is_view(func) or func._schema.is_mutable:
             return func(*args, **kwargs)
         leaves = tree_leaves((args, kwargs))
@@ -160,6 +160,7 @@ class DrawnErrors(_Draws):
         kwargs: Any = None,
     ) -> Any:
         kwargs = kwargs or {}
+        self._calls += 1
         if self._is_view(func):
             return func(*args, **kwargs)
         result = self._reordered(func, args, kwargs)

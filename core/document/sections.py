@@ -241,7 +241,7 @@ def _around(figures: DataFrame, most: int) -> DataFrame:
     """Return the rows that are shown: all, or so many around the telling one."""
     if len(figures) <= most:
         return figures
-    is_telling = (figures[["prompt", "position"]] == flips.telling_place(figures)).all(axis=1)
+    is_telling = (figures[["prompt", "position"]] == list(flips.telling_place(figures))).all(axis=1)
     start = min(max(0, is_telling.argmax() - most // 2), len(figures) - most)
     return figures[start : start + most]
 

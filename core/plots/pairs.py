@@ -161,14 +161,13 @@ def over_modules(figures: AloneFigures) -> go.Figure:
             f" {written.replace('%{y', '%{customdata[1]')}<extra></extra>"
         ),
     )
-    for place, label in enumerate(labels):
-        if names[place] not in figures.modules_beyond[:1]:
-            continue
+    for first in figures.modules_beyond[:1]:
+        place = names.index(first)
         side_of_line = "right" if place < len(names) / 2 else "left"
         figure.add_vline(
             x=place,
             line=_DASHED,
-            annotation={"text": label, "font": {"color": MISMATCH}},
+            annotation={"text": labels[place], "font": {"color": MISMATCH}},
             annotation_position=f"top {side_of_line}",
         )
     endings = [name.rpartition(".")[2] for name in names]

@@ -72,7 +72,8 @@ class Probe:
         self._servers = servers
         self._tell = tell
         # of the generating requests, and of the walk
-        self._answers: tuple[_Answers, _Answers] = {}, {}
+        self._answers: _Answers = {}
+        self._walks: _Answers = {}
         self._state: StateAnswers | None = None
         self._notes: dict[str, None] = {}
         self._salt = secrets.token_hex(8)
@@ -102,7 +103,7 @@ class Probe:
         """Return the sides of the answers so far, even while requests are in flight. stopped:
         reason for not waiting. ProbeError if there is nothing to compare.
         """
-        sides, walks = map(_complete_sides, self._answers)
+        sides, walks = _complete_sides(self._answers), _complete_sides(self._walks)
         # of no axis there is nothing to compare
         if self._state is not None and not self._state.sides:
             stopped = stopped or next(iter(self._state.failed.values()), "").rstrip(".")
@@ -133,7 +134,8 @@ class Probe:
     def _put(self, server: Server, name: str, response: Response, is_walk: bool = False) -> None:
         """Add an answer to its side, named by a letter for the server if there are two."""
         letter = "" if len(self._servers) == 1 else f"{'AB'[self._servers.index(server)]} "
-        self._answers[is_walk].setdefault(f"{letter}{name}", []).append(response)
+        answers = self._walks if is_walk else self._answers
+        answers.setdefault(f"{letter}{name}", []).append(response)
 
     def _ids_of(self, prompt: Prompt) -> Prompt:
         """Return the prompt as token ids if all servers take them, so that they read the same."""

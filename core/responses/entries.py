@@ -259,7 +259,7 @@ def response_of(
             f"It counts {counted:,} generated tokens, and sends log-probabilities of"
             f" {with_rows:,}.",
         )
-        about["settings"] |= {UNSENT: f"{counted - with_rows}"}
+        about["settings"] = about["settings"] | {UNSENT: f"{counted - with_rows}"}
     # ids of the payload mean nothing in a response by text
     tokens = [*known] if is_by_id and known else [UNKNOWN_TOKEN] * (length or 1)
     tokens += generated if is_by_id else [UNKNOWN_TOKEN] * len(generated)
@@ -290,7 +290,10 @@ def _best(rows: Sequence[Row], top_logprobs: int | None) -> list[int]:
         unknown = [row for row in rows if row.best is None]
         k = max((len(row.top) for row in unknown), default=0)
         k -= all(_is_chosen_last(row) for row in unknown if len(row.top) == k)
-    return [k * (len(row.top) >= k) if row.best is None else row.best for row in rows]
+    complete = [k if len(row.top) >= k else 0 for row in rows]
+    return [
+        best if row.best is None else row.best for row, best in zip(rows, complete, strict=True)
+    ]
 
 
 def _is_chosen_last(row: Row) -> bool:

@@ -245,8 +245,8 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
             [np.corrcoef(tokens.rollout[r], tokens.trainer[r])[0, 1] < _RELATED for r in rows],
         )
     nearest, is_close = _nearest(rollout, trainer, square)
-    most = (1 - MOST) * square.sum()
-    if square[is_close & is_other].sum() < most:
+    least = (1 - MOST) * square.sum()
+    if square[is_close & is_other].sum() < least:
         # exchanged responses of other lengths share how they begin
         at = np.array([row.start for row in rows])[:, None] + np.arange(_LEAST_RESPONSE)
         own = (tokens.r[at] ** 2).mean(axis=1)
@@ -260,7 +260,7 @@ def other_order(tokens: SampledTokens) -> Iterator[Cause]:
         both = min(len(values), len(of_other))
         rest = ((values[:both] - of_other[:both]) ** 2).mean()
         is_close[row] = rest <= MOST * min(square[row], values.var())
-    if square[is_close].sum() < most:
+    if square[is_close].sum() < least:
         return
     first = is_close.argmax()
     sequence, other = (int(tokens.sequence[rows[row].start]) for row in (first, nearest[first]))

@@ -31,6 +31,7 @@ class Figures(Measured):
         self.decoding = database.decoding
         # of the latest pair, which a page asks for several times
         self._read_positions = lru_cache(1)(partial(positions.read_positions, database, header))
+        self._read_columns = lru_cache(1)(self._columns_of)
 
     def query(self, sql: str, *values: Any) -> DataFrame:
         """Run a query on the tables of docs/reference/run_file.md.
@@ -82,7 +83,10 @@ class Figures(Measured):
         return self._read_positions(pair)
 
     def columns(self, pair: int) -> Mapping[str, Array]:
-        """Return the columns of `positions` of a run of whole rows."""
+        """Return the columns of `positions` of a run of whole rows; the latest are cached."""
+        return self._read_columns(pair)
+
+    def _columns_of(self, pair: int) -> Mapping[str, Array]:
         columns = {}
         for name, values in self.positions(pair).items():
             if name in OF_TOKENS and not self.header.has_tokens:

@@ -53,11 +53,11 @@ def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict],
     with changed_copy(store, run.path, name) as database:
         run_id = database.path.stem
         check_tables(database)
+        ((old_note,),) = database.rows("SELECT note FROM run")
+        notes = " ".join(filter(None, (old_note, note)))
         database.execute("BEGIN")
-        database.execute(
-            "UPDATE run SET run_id = ?, name = ?, created = ?, note = trim(concat(note, ' ', ?))",
-            [run_id, name, datetime.now(UTC).replace(tzinfo=None), note],
-        )
+        values = [run_id, name, datetime.now(UTC).replace(tzinfo=None), notes]
+        database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", values)
         for verdict in verdicts:
             for table in ("evidence", "floor_position"):
                 database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])

@@ -97,9 +97,11 @@ def read_card(database: Database) -> CellCard:
         versions |= {name: about[name] for name in ("revision", "device", "device_name")}
         versions |= {"build": str(build)} if build else {}
     places = [SEVERITY.get(verdict, len(SEVERITY)) for verdict in card.pair_verdicts]
-    shares = database.rows("SELECT neq_share FROM run_file.pair ORDER BY pair")
+    sql = "SELECT neq_share FROM run_file.pair ORDER BY pair"
+    shares = database.rows(sql, most=_MOST_SIDES)
     worst = min(range(card.pairs), key=lambda n: (places[n], -shares[n][0]))
-    bits = database.rows("SELECT left(sha256, 64) FROM run_file.side ORDER BY side")
+    sql = "SELECT left(sha256, 64) FROM run_file.side ORDER BY side"
+    bits = database.rows(sql, most=_MOST_SIDES + 1)
     growth = database.rows(
         "SELECT sqrt(sum(rms_row_ulps ** 2 * finite) / nullif(sum(finite) FILTER (rms_row_ulps IS"
         " NOT NULL), 0)) FROM run_file.layer WHERE pair = ? AND kind = 'residual' GROUP BY ordinal"

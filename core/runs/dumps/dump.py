@@ -127,6 +127,8 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
+        if not self._sides:
+            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)
@@ -169,14 +171,14 @@ def open_dump(
     `reference` names the side to compare with; else it is the one called 'reference', else the
     first; of safetensors, which sort by name, 'fresh' and 'baseline' come before others, and
     'cached' and 'variant' last. `compute_dtype` overrides what the dump declares or what would be
-    detected. `holds`: 'logits' takes arrays for
-    [positions, vocab] that look like log-probabilities of chosen tokens; 'padded' cuts sides to the
-    first tokens, those that all of them have; 'values' takes arrays for [rows, n] or [rows] that
-    are no logits. A dump may declare the last itself. `exact`: file of the exact result, if it is
-    not under that key in the dump. `has_experts`: the model is a mixture of experts.
-    `fewest_sides`: 1 if a single side is of use, which makes no run. `as_exact`: the sides are the
-    exact result of those of another dump, first, and trusted ones; float64 is rounded to float32.
-    `on_progress` gets what is read to detect the compute dtype, which may be all of it.
+    detected. `holds`: 'logits' takes arrays for [positions, vocab] that look like log-probabilities
+    of chosen tokens; 'padded' cuts sides to the first tokens, those that all of them have; 'values'
+    takes arrays for [rows, n] or [rows] that are no logits. A dump may declare the last itself.
+    `exact`: file of the exact result, if it is not under that key in the dump. `has_experts`: the
+    model is a mixture of experts. `fewest_sides`: 1 if a single side is of use, which makes no run.
+    `as_exact`: the sides are the exact result of those of another dump, first, and trusted ones;
+    float64 is rounded to float32. `on_progress` gets what is read to detect the compute dtype,
+    which may be all of it.
     """
     if len(paths) not in (1, 2):
         raise UsageError(

@@ -51,9 +51,10 @@ def read(name: str, key: str, data: mmap.mmap) -> Contents:
             f"{name}: has {elements:,} logits for {count:,} tokens; expected a row of the"
             " vocabulary each.",
         )
-    with foreign_errors(name, "a complete file of llama-results"):
-        rows = np.ndarray((count, elements // count), "<f4", data, place)
-        ids = np.ndarray(count, "<i4", data, id_place)
+    if max(id_place + 4 * count, place + 4 * elements) > len(data):
+        raise DumpError(f"{name}: ends before its tensors do; expected a complete file.")
+    rows = np.ndarray((count, elements // count), "<f4", data, place)
+    ids = np.ndarray(count, "<i4", data, id_place)
     logits = StoredArray.in_memory(name, key, rows)
     tokens = StoredArray.in_memory(name, "token_ids", ids)
     meta = '{"format": "llama.cpp llama-results"}'

@@ -272,7 +272,7 @@ def _tokens(
         texts = []
         for entry in entries:
             texts += map(_unicode, [entry] if isinstance(entry, str) else entry)
-        if listed and len(texts) != math.prod(counts):
+        if "tokens" in container.texts and len(texts) != math.prod(counts):
             raise DumpError(
                 f"{container.name}: 'tokens' lists {len(texts)} texts; expected one for each"
                 f" position: {math.prod(counts)}.",

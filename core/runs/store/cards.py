@@ -33,7 +33,7 @@ _LONGEST_TOKEN = 200
 _AFAR_THREADS = 8
 
 
-class RunCard(msgspec.Struct, frozen=True):
+class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """A run at a glance. flips (None if unknown), max_ulps (of the compute dtype), max_row_ulps,
     rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
     nonfinite_mismatch are those of its worst pair.
@@ -189,6 +189,7 @@ def _read_prompt_texts(database: Database) -> str:
     return "\n".join(text for _, text in rows)
 
 
+_ABOUT = ("name", "created", "kind", "model", "compute_dtype", "device", "positions", "vocab")
 _WORST = (
     "flips",
     "max_ulps",
@@ -236,7 +237,7 @@ def card_of(database: Database) -> RunCard:
                 " file is damaged.",
             )
         card = {
-            **about,
+            **{name: about[name] for name in _ABOUT},
             **worst,
             "run_id": path.stem,
             "prompts": prompts,

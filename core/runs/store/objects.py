@@ -57,6 +57,7 @@ DEAD_SECONDS = 30.0  # for which a dead endpoint is not asked again
 USED_SECONDS = 600.0
 ABANDONED_SECONDS = 24 * 3600
 _UNSENT = "unsent"  # folder of finished runs that could not be put
+_open_lock = threading.Lock()
 Result = TypeVar("Result")
 Meta = Mapping[str, Any]  # size, e_tag and last_modified of an object, as obstore has them
 
@@ -443,10 +444,12 @@ def mirror_of(folder: Path) -> Mirror | None:
         url = (folder / URL_FILE).read_text(encoding="utf-8").strip()
     except (OSError, ValueError):
         return None
-    return _mirror(folder, url, os.getpid())
+    # threads that begin together share one
+    with _open_lock:
+        return _mirror(folder.resolve(), url, os.getpid())
 
 
-# by process: connections do not survive a fork
 @cache
-def _mirror(folder: Path, url: str, _: int) -> Mirror:
+def _mirror(folder: Path, url: str, process: int) -> Mirror:  # noqa: ARG001
+    # by process: connections do not survive a fork
     return Mirror(folder, url)

@@ -342,7 +342,12 @@ class Store:
             return
         place = self.directory.absolute()
         place = next((each for each in (place, *place.parents) if each.exists()), place)
-        disk = shutil.disk_usage(place)
+        try:
+            disk = shutil.disk_usage(place)
+        except OSError as error:
+            raise StoreError(
+                f"{self.directory}: cannot read its free disk space ({error.strerror}).",
+            ) from error
         # /proc has no size; writing there fails by itself
         if disk.total and disk.free - wanted_bytes < margin:
             raise LimitError(

@@ -174,9 +174,15 @@ def read_prompts(database: Database) -> tuple[Prompt, ...]:
                FROM token GROUP BY prompt
            ) USING (prompt) ORDER BY prompt""",
     )
-    # one object for each that is without tokens, for there may be a million prompts
-    prompt = cache(Prompt)
-    return tuple(prompt(size, tuple(ids or ()), tuple(texts or ())) for size, ids, texts in rows)
+    # one object for each length, for there may be a million prompts
+    without_tokens = cache(Prompt)
+    prompts = []
+    for positions, ids, texts in rows:
+        prompt = without_tokens(positions)
+        if ids or texts:
+            prompt = Prompt(positions, tuple(ids or ()), tuple(texts or ()))
+        prompts.append(prompt)
+    return tuple(prompts)
 
 
 SIDE = Table(

@@ -56,10 +56,10 @@ def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(grow
     assert app.selectbox(key="layers_module").value == "model.layers.1"
     assert "`model.layers.1`, decoder layer: 2 of 24 (8.3%)" in page_text(app)
     assert app.query_params["module"] == "model.layers.1"
-    app.selectbox(key="layers_module").set_value(MODULES[2].name).run()
+    app.selectbox(key="layers_module").set_value(MODULES[2].module).run()
     assert not app.exception
     assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in page_text(app)
-    assert app.query_params["module"] == MODULES[2].name
+    assert app.query_params["module"] == MODULES[2].module
     gone = open_page("layers", run=growing, prompt="0", module="no such module")
     assert gone.selectbox(key="layers_module").value == ""
 

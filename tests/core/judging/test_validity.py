@@ -221,13 +221,22 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
     assert kept - 30 <= watch.others <= kept  # a drawn logit may be -3.0 too
 
 
-def test_the_first_difference_and_its_blocks_are_found_without_a_control(tmp_path):
-    differs = np.isin(np.arange(ROWS), range(8, 41, 8))
-    variant = np.where(differs[:, None], OTHER, PLAIN)
+@pytest.mark.parametrize(
+    ("places", "is_tail", "block"),
+    [(range(32, ROWS), True, None), (range(8, 41, 8), False, 8)],
+)
+def test_the_first_difference_and_its_blocks_are_found_without_a_control(
+    places,
+    is_tail,
+    block,
+    tmp_path,
+):
+    variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
     (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
-    assert row.figures.positions == 5
-    assert row.figures.first == (0, 8)
-    assert row.figures.block == 8
+    assert row.figures.positions == len(places)
+    assert row.figures.first == (0, places[0])
+    assert row.figures.is_tail == is_tail
+    assert row.figures.block == block
 
 
 def _emitted(logits, given=4):

@@ -163,6 +163,7 @@ def test_what_a_newer_build_added_is_left_alone(addition, store, tmp_path):
     [
         ("UPDATE run SET file_version = 4", "version 4; this ULPscope reads version 7"),
         ("ALTER TABLE position DROP COLUMN neq", "its table 'position' lacks the column 'neq'"),
+        ("ALTER TABLE run DROP COLUMN vocab", "its table 'run' lacks the column 'vocab'"),
         ("DROP TABLE run", "without the table 'run'"),
         ("DROP TABLE logits", "damaged"),
         ("DROP TABLE side", "damaged"),

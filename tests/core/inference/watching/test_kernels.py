@@ -185,7 +185,7 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
     with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
         sliced = kernels_of(loaded, parse_path("prefill"), ids)
     assert len(calls) == -(-len(ids) // 2) > FORWARDS
-    assert (sliced.forwards, sliced.of) == (whole.forwards, whole.of) == (1, 1)
+    assert (sliced.forwards, sliced.forwards_of) == (whole.forwards, whole.forwards_of) == (1, 1)
     for name in ("aten::embedding", "aten::silu"):
         assert launches(sliced, name) == launches(whole, name) > 0
     reused = kernels_of(loaded, parse_path("reuse:7"), ids)  # the earlier call and the fresh rest

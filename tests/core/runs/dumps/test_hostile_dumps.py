@@ -216,6 +216,7 @@ HOSTILE = {
     "overlapping members": (overlapping(), "differ"),
     "size beyond deflate": (lying_about_size(), "more than 200 times as many"),
     "checksum": (corrupt_data(), "cannot be read (Bad CRC-32"),
+    "10^30 elements": (npz_with(npy_of((10**30, 8))), "declares the shape"),
     "negative shape": (npz_with(npy_of((-4, -8))), "declares the shape (-4, -8)"),
     "trailing bytes": (npz_with(npy() + b"x"), "nothing after it"),
     "npy version 9": (npz_with(npy_header("{}", version=(9, 0))), "version (9, 0)"),
