@@ -148,7 +148,7 @@ class Generation:
         ):
             raise UsageError(
                 f"prompt {self.prompt}: a generation continues at least one position by at most the"
-                " tokens asked for.",
+                " tokens requested.",
             )
 
     def parting(self, side: int) -> int | None:

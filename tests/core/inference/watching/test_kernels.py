@@ -190,4 +190,4 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
         assert launches(sliced, name) == launches(whole, name) > 0
     reused = kernels_of(loaded, parse_path("reuse:7"), ids)  # the earlier call and the fresh rest
     assert reused.forwards == 2
-    assert reused.of == 2
+    assert reused.forwards_of == 2
