@@ -68,7 +68,8 @@ def headline(view: View) -> None:
         order = order_facts(view.run.evidence(view.pair.index))
         figures |= {"Values that differ": differ, **_size(view)}
         figures |= {opening(name): (text, "") for name, text in order.items()}
-        widgets.metrics({**figures, "Largest difference": (largest, "")}, 4)
+        figures["Largest difference"] = (largest, "")
+        widgets.metrics(figures, 4)
         return
     about = "at no position both sides sent their top tokens"
     if summary.same_top1 is not None:
@@ -83,7 +84,11 @@ def headline(view: View) -> None:
         }
     else:
         near_ties = (f"{summary.near_ties:,}", meanings["near tie"])
-        figures |= {"Near ties": near_ties, "Logits that differ": differ, **_size(view)}
+        figures |= {
+            "Near ties": near_ties,
+            "Logits that differ": differ,
+            **_size(view),
+        }
     widgets.metrics(figures, 4)
 
 
