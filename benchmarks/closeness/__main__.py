@@ -5,7 +5,7 @@
 Each seed has new inputs for every operation and dtype: sound kernels, of which none may be accused,
 and each fault at ten sizes, in rms of the rounding of the reference. Every test's limit is set to
 0.1 % false alarms on the same sound kernels; of ULPscope only that of the errors' size, places and
-directions keep theirs. 50 seeds: a quarter of an hour.
+directions keep theirs. 50 seeds: half an hour.
 """
 
 from __future__ import annotations
