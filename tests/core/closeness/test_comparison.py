@@ -93,6 +93,8 @@ def plant(kind, exact, error):
         faulty[2, 5] *= 1 + 20 * error
     elif kind == "axis 0":
         faulty[1] *= 1 + 6 * error
+    elif kind == "axis 1":
+        faulty[:, 7] *= 1 + 10 * error
     elif kind == "element":
         faulty[3, 1, 4] += 60 * error
     return faulty
@@ -114,7 +116,7 @@ def test_a_direction_is_found(rng, exact, kind):
 
 @pytest.mark.parametrize(
     ("kind", "index"),
-    [("row", (2, 5)), ("column", (7,)), ("axis 0", (1,)), ("element", (3, 1, 4))],
+    [("row", (2, 5)), ("column", (7,)), ("axis 0", (1,)), ("axis 1", (7,)), ("element", (3, 1, 4))],
 )
 def test_a_place_is_found(rng, exact, kind, index):
     places = found_of(kind, rng, exact).places
