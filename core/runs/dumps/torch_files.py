@@ -5,6 +5,7 @@ which runs no code.
 from __future__ import annotations
 
 import json
+import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -18,7 +19,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import Arrays, StoredArray, check_elements, foreign_errors
+from .arrays import FOREIGN, Arrays, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -46,7 +47,7 @@ def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
         ) from None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except Exception as error:
+    except (*FOREIGN, pickle.UnpicklingError, AssertionError) as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
         raise DumpError(
