@@ -3,8 +3,8 @@
 python -m benchmarks.sound --results FILE --seeds 1 400            # 90 minutes on one core
 python -m benchmarks.sound --results FILE --seeds 1 400 --model    # judged with the model instead
 
-A seed draws the family, its weights, the dtype, four prompts of 32 to 2,048 tokens, threads, and
-six ways to compute the same. Each prompt is a pair of arrays and of lists; all four are one of
+A seed draws the family, its weights, the dtype, twelve prompts of 32 to 2,048 tokens, threads, and
+six ways to compute the same. Each prompt is a pair of arrays and of lists; four of them are one of
 chosen tokens, and with the model. Pairs of equal bits do not count. Seeds that FILE has are not
 run again.
 """
@@ -45,7 +45,8 @@ from core.verdict import IDENTICAL, LOWER_PRECISION, Verdict
 ARRAYS, LISTS, CHOSEN, MODEL = "arrays", "top tokens", "chosen tokens", "with the model"
 _ACCUSED = (*FAULTS, LOWER_PRECISION)
 _DTYPES = ("float32", "bfloat16", "float16")
-_CASES, _PROMPTS = 6, 4
+_CASES, _PROMPTS = 6, 12
+_RESPONSES = 4  # of a pair of chosen tokens, prompts of a judgement with the model
 _LISTED = 20
 _TOKENS = (32, 2048)
 # written for the models of the trial: norms and attention of other families differ
@@ -102,8 +103,8 @@ class Draw:
         self.loaded = tiny_family(self.family, seed, self.dtype, positions=2 * _TOKENS[1])
         torch.set_num_threads(int(self.rng.integers(1, 4)))
         shortest, longest = _TOKENS
-        # one in ten is longer than 490 tokens
-        exponents = self.rng.random(_PROMPTS) ** 4
+        # one in twenty is longer than 490 tokens: some ways take a forward a token
+        exponents = self.rng.random(_PROMPTS) ** 8
         sizes = shortest * (longest / shortest) ** exponents
         self.prompts = [self._prompt(int(size)) for size in sizes]
 
@@ -165,17 +166,22 @@ class Draw:
                 for way, verdict in ((ARRAYS, of_arrays), (LISTS, of_lists)):
                     yield self.verdict(way, case, tokens, verdict)
             trainer = wide if wide and self.seed % 2 else references[case.reference]
-            yield from self._chosen(case, trainer, variants)
+            for first in range(0, _PROMPTS, _RESPONSES):
+                yield from self._chosen(case, trainer, variants, first)
 
     def _chosen(
         self,
         case: Mutation,
         trainer: Sequence[torch.Tensor],
         rollout: Sequence[torch.Tensor],
+        first: int,
     ) -> Iterator[Outcome]:
-        """Look for causes in tokens sampled from the rollout's logits, a response a prompt."""
-        lengths = [len(ids) for ids in self.prompts]
-        sides = (torch.cat([*side]).double().numpy() for side in (rollout, trainer))
+        """Look for causes in tokens sampled from the rollout's logits, a response for each of the
+        prompts from `first` on.
+        """
+        group = slice(first, first + _RESPONSES)
+        lengths = [len(ids) for ids in self.prompts[group]]
+        sides = (torch.cat([*side[group]]).double().numpy() for side in (rollout, trainer))
         drawn = sampled(*sides, self.seed)
         tokens = with_values(
             # one of its several draws
@@ -193,12 +199,13 @@ class Draw:
         """Judge the first case with the model."""
         case = self.cases()[0]
         side = case.path or case.engine or "prefill"
+        prompts = self.prompts[:_RESPONSES]
         try:
-            verdict = judge(self.loaded, self.prompts, reference=case.reference, variant=side)
+            verdict = judge(self.loaded, prompts, reference=case.reference, variant=side)
         except CaptureError:
             return
         if verdict.name != IDENTICAL:
-            tokens = sum(map(len, self.prompts))
+            tokens = sum(map(len, prompts))
             yield self.verdict(MODEL, case, tokens, verdict)
 
     def verdict(self, way: str, case: Mutation, tokens: int, verdict: Verdict) -> Outcome:
