@@ -111,22 +111,26 @@ def explained(path, folders, loads=None):
     return explanation
 
 
+# the cause, and the checkpoints that rollout and trainer agree with
+_STALE = "stale weights", "step_1", "step_2"
+
+
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("rate", "trainer", "given", "kind", "agrees"),
+    ("rate", "trainer", "given", "answers"),
     [
-        (1e-4, 1, (0, 1), "numerics of two settings", (["step_1"], ["step_1"])),
-        (1e-4, 2, (1, 2), "stale weights", (["step_1"], ["step_2"])),
-        (1e-6, 2, (1, 2), "numerics of two settings", (["step_1", "step_2"], ["step_2"])),
-        (1e-4, 2, (2,), "one side", ([], ["step_2"])),
+        (1e-4, 1, (0, 1), [("numerics of two settings", "step_1", "step_1")]),
+        (1e-4, 2, (1, 2), [_STALE]),
+        # in bfloat16 a step so small shows on some processors
+        (1e-6, 2, (1, 2), [_STALE, ("numerics of two settings", "step_1", "step_2", "step_2")]),
+        (1e-4, 2, (2,), [("one side", "step_2")]),
     ],
 )
 def test_real_updates_are_told_apart_or_said_to_be_tied(
     rate,
     trainer,
     given,
-    kind,
-    agrees,
+    answers,
     checkpoints,
     tmp_path,
 ):
@@ -138,7 +142,7 @@ def test_real_updates_are_told_apart_or_said_to_be_tied(
     )
     cause = explained(path, [folders[number] for number in given]).causes[0]
     names = [name.split("/")[-1] for side in cause.parameters["agrees"].values() for name in side]
-    assert (cause.name, names) == (kind, [*agrees[0], *agrees[1]]), cause
+    assert (cause.name, *names) in answers, cause
 
 
 @pytest.mark.model

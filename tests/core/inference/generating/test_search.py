@@ -32,7 +32,8 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
         PROMPTS,
         "prefill",
         VARIANT,
-        flips=len(PROMPTS),
+        # on some processors every prompt has a flip
+        flips=len(PROMPTS) + 1,
     )
     assert found.reason == "all prompts were tried"
     assert found.prompts == len(PROMPTS)
