@@ -107,6 +107,8 @@ def _fits(values: Floats, error: float, precision: int) -> _Fits:
         gain = np.where(is_free, 0.0, np.log(spacing / (2 * tolerance)))
         likelihood = (likelihood + gain)[holds]
         best = best[holds]
+        if not len(best):
+            break
     runner = values[0] - values[1] if len(values) > 1 else 0.0
     return _Fits(
         likelihood,
