@@ -7,9 +7,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Literal
 
 import httpx2 as httpx
+import msgspec
 
 from .errors import UlpscopeError
 from .progress import Progress
@@ -53,6 +54,23 @@ class PushResult:
     resumed: int
 
 
+class _Upload(msgspec.Struct):
+    """What the server says of an upload."""
+
+    state: Literal["receiving", "received", "importing", "done", "failed"]
+    # a place that a file may have
+    received: Annotated[int, msgspec.Meta(ge=0, le=1 << 40)]
+    run_id: str
+    url: str
+    stage: str
+    rows_done: int
+    rows_total: int
+    message: str
+
+
+_NEW = _Upload("receiving", 0, "", "", "", 0, 0, "")
+
+
 def push_file(
     request: PushRequest,
     tell: Progress,
@@ -82,32 +100,32 @@ def push_file(
                 if state is None:
                     state = _state(request, client.get(address))
                     # an earlier push; to push twice makes two runs
-                    if is_first and state["state"] == "done":
+                    if is_first and state.state == "done":
                         client.delete(address)
-                        state = {"state": "receiving", "received": 0}
-                    elif is_first and state["state"] == "failed":
-                        state["state"] = "received"
-                    elif is_first and state["received"]:
+                        state = _NEW
+                    elif is_first and state.state == "failed":
+                        state.state = "received"
+                    elif is_first and state.received:
                         note(
-                            f"resuming at {state['received']:,} of {size:,} bytes, which an earlier"
+                            f"resuming at {state.received:,} of {size:,} bytes, which an earlier"
                             " push sent.",
                         )
                 is_first = False
-                if state["state"] == "done":
+                if state.state == "done":
                     return PushResult(
-                        printable(state["run_id"]),
-                        printable(state["url"]),
+                        printable(state.run_id),
+                        printable(state.url),
                         size,
                         resumed,
                     )
-                if state["state"] == "failed":
-                    raise PushError(f"the server rejected the file: {_sentence(state['message'])}")
-                if state["state"] == "importing":
-                    stage = printable(state["stage"]) or "importing"
-                    _tell_percent(tell, stage, state["rows_done"], state["rows_total"])
+                if state.state == "failed":
+                    raise PushError(f"the server rejected the file: {_sentence(state.message)}")
+                if state.state == "importing":
+                    stage = printable(state.stage) or "importing"
+                    _tell_percent(tell, stage, state.rows_done, state.rows_total)
                     state = _state(request, client.get(address, params={"wait": _WAIT_SECONDS}))
                 else:
-                    first = int(state["received"])
+                    first = state.received
                     file.seek(first)
                     part = file.read(PART_BYTES)
                     # of a whole file: import it
@@ -117,12 +135,12 @@ def push_file(
                         request,
                         client.put(address, params=options, headers=headers, content=part),
                     )
-                    if state["state"] == "receiving" and state["received"] <= first:
+                    if state.state.startswith("receiv") and state.received <= first:
                         raise _not_ulpscope(request)
-                    _tell_percent(tell, "sending", state["received"], size)
+                    _tell_percent(tell, "sending", state.received, size)
                 pause = 0.5
                 last_success = time.monotonic()
-            except (httpx.TransportError, _TryAgainError) as error:
+            except (httpx.RequestError, _TryAgainError) as error:
                 sentence = str(error)
                 if not isinstance(error, _TryAgainError):
                     sentence = _reason(error, request.url)
@@ -134,7 +152,7 @@ def push_file(
                 time.sleep(pause)
                 state, resumed, pause = None, resumed + 1, min(2 * pause, 20.0)
             # fields that are not there, or of other types
-            except (KeyError, TypeError, ValueError) as error:
+            except ValueError as error:
                 raise _not_ulpscope(request) from error
 
 
@@ -145,15 +163,15 @@ def _tell_percent(tell: Progress, stage: str, done: int, total: int) -> None:
         tell(stage)
 
 
-def _state(request: PushRequest, answer: httpx.Response) -> dict[str, Any]:
+def _state(request: PushRequest, answer: httpx.Response) -> _Upload:
     body = object_of(answer.content)
     code = answer.status_code
     sentence = _sentence(body.get("error", ""))
     refusal = f"the server refuses the file ({code}): {sentence or answer.reason_phrase}"
     if code in (200, 201, 202, 422) and "state" in body:
-        return body
+        return msgspec.convert(body, _Upload)
     if code == 404 and sentence and answer.request.method == "GET":
-        return {"state": "receiving", "received": 0}
+        return _NEW
     if code in _AGAIN:
         raise _TryAgainError(refusal)
     if code == 404:

@@ -138,7 +138,7 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
     with upload.hold():
         record = upload.record(is_held=True)
         if record is None:
-            file = request.query_params.get("file", upload.upload_id)
+            file = request.query_params.get("file") or request.path_params["upload"]
             record = await to_thread.run_sync(_begin, upload, file, part.total)
         if part.total != record.total:
             raise RefusedError(
@@ -163,7 +163,7 @@ def _begin(upload: Upload, file: str, total: int) -> Record:
     store = open_store()
     purge(store)
     store.check_space(max(0, total))
-    return upload.begin(file or upload.upload_id, total)
+    return upload.begin(file, total)
 
 
 def _check_size(size: int) -> None:

@@ -82,7 +82,7 @@ def ingest(
         "has_experts": mixture_of_experts,
     }
     with stoppable(), steps(progress) as say:
-        if files[0].is_file() and is_run_file(files[0]):
+        if is_run_file(files[0]):
             if len(files) > 1 or model or any(taken_as.values()):
                 raise UsageError("A run file is imported alone; --name is its only option.")
             new_id = import_run(

@@ -193,7 +193,8 @@ def open_plain(path: Path) -> Iterator[BinaryIO]:
         head = file.read(4)
     packed = next((name for magic, name in _PACKED.items() if head.startswith(magic)), None)
     try:
-        with pa.input_stream(str(path), compression=packed) as stream:
+        # opened here: pyarrow takes no name that is not UTF-8
+        with path.open("rb") as file, pa.input_stream(file, compression=packed) as stream:
             plain = io.BufferedReader(stream)
             # as PowerShell writes
             if plain.peek(2)[:2] in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE):

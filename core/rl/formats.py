@@ -254,7 +254,7 @@ def files_in(names: Sequence[str | Path]) -> list[Path]:
         below = [each for each in sorted(path.rglob("*"), key=_in_order) if are_tokens([each])]
         if not below:
             raise DumpError(
-                f"{clean(path.name)}: is a folder without a file of sampled tokens"
+                f"{clean(path.name or path)}: is a folder without a file of sampled tokens"
                 " (docs/guides/rl.md).",
             )
         files += [each for each in below if is_rollout(each)] or below

@@ -44,6 +44,9 @@ def is_run_file(path: Path) -> bool:
 
     StoreError if it cannot be read.
     """
+    # opening a pipe might never return
+    if not path.is_file():
+        return False
     try:
         with path.open("rb") as file:
             # DuckDB's magic bytes follow a checksum
@@ -64,7 +67,7 @@ def import_run(
 
     StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
-    if not path.is_file() or not is_run_file(path):
+    if not is_run_file(path):
         raise StoreError(
             f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
             " takes dumps.",
@@ -89,7 +92,8 @@ def import_run(
 def check_schema(path: Path) -> str:
     """Return the run's kind.
 
-    StoreError for views, macros and other objects than tables, and for other types.
+    StoreError for views, macros and other objects than tables, for other types, and for columns
+    that may be NULL.
     """
     file = clean(path.name)
     if os.path.lexists(f"{path}.wal"):
@@ -103,15 +107,17 @@ def check_schema(path: Path) -> str:
                     f"{file}: holds the {what} '{clean(rows[0][0], 60)}'; a run file has none.",
                 )
         provenance = check_tables(database)
-        for table, columns in stored_columns(database).items():
-            types = TABLES[table].types if table in TABLES else {}
-            for name, stored_type in columns.items():
-                # a newer build's columns are left alone
-                expected = types.get(name, stored_type)
-                if stored_type != expected:
+        stored = stored_columns(database)
+        # a newer build's tables and columns are left alone
+        for name, table in TABLES.items():
+            for column in table.columns:
+                never_null = f"{column.type} NOT NULL"
+                expected = column.type if column.is_nullable else never_null
+                stored_type = stored.get(name, {}).get(column.name, expected)
+                if stored_type not in (expected, never_null):
                     raise StoreError(
-                        f"{file}: the column {table}.{name} has the type {clean(stored_type, 60)};"
-                        f" expected {expected}.",
+                        f"{file}: the column {name}.{column.name} has the type"
+                        f" {clean(stored_type, 60)}; expected {expected}.",
                     )
         check_rows(database, provenance)
         return str(provenance["kind"])

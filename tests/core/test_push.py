@@ -1,5 +1,7 @@
 """`push`: to a real server, over connections that break, and one sentence for each refusal."""
 
+import json
+
 import httpx2
 import pytest
 
@@ -60,7 +62,8 @@ class _Breaking(httpx2.HTTPTransport):
         answer = super().handle_request(request)
         self.count += 1
         if self.count % 3 == 0:
-            raise httpx2.ReadError("broken", request=request)
+            error = httpx2.DecodingError if self.count % 2 else httpx2.ReadError
+            raise error("broken", request=request)
         return answer
 
 
@@ -103,6 +106,12 @@ def test_a_push_that_was_stopped_goes_on_and_one_that_is_done_makes_another_run(
     assert other.run_id != done.run_id
 
 
+def state(**fields):
+    """The state of an upload, as a server of another version may have it."""
+    default = {"state": "receiving", "received": 0, "run_id": "", "url": "", "stage": ""}
+    return json.dumps(default | {"rows_done": 0, "rows_total": 0, "message": ""} | fields)
+
+
 def answering(status, body, seen=None):
     """A server that says the same to everything."""
 
@@ -131,6 +140,10 @@ def answering(status, body, seen=None):
         (200, '{"state": "importing"}', "does not answer like a ULPscope server"),
         (200, '{"state": "receiving", "received": 0}', "does not answer like a ULPscope server"),
         (200, '{"state": "done", "run_id": 3}', "does not answer like a ULPscope server"),
+        (200, state(state="queued"), "does not answer like a ULPscope server"),
+        (200, state(state="received"), "does not answer like a ULPscope server"),
+        (200, state(state="done", run_id=None), "does not answer like a ULPscope server"),
+        (200, state(received=10**18), "does not answer like a ULPscope server"),
         (500, '{"error": "\\u001b[31mred\\n"}', "refuses the file (500):  [31mred "),
     ],
 )

@@ -149,10 +149,11 @@ def _complete(database: Database) -> list[str]:
 
 
 def stored_columns(database: Database) -> dict[str, dict[str, str]]:
-    """Return the columns of the file's tables: name and type by table."""
+    """Return the columns of the file's tables: name, type and NOT NULL by table."""
     sql = (
-        "SELECT table_name, column_name, data_type FROM duckdb_columns() WHERE database_name ="
-        " 'run_file' AND schema_name = 'main' ORDER BY table_name, column_index"
+        "SELECT table_name, column_name, data_type || if(is_nullable, '', ' NOT NULL') FROM"
+        " duckdb_columns() WHERE database_name = 'run_file' AND schema_name = 'main' ORDER BY"
+        " table_name, column_index"
     )
     columns: dict[str, dict[str, str]] = {}
     for table, column, kind in database.rows(sql):
@@ -162,8 +163,8 @@ def stored_columns(database: Database) -> dict[str, dict[str, str]]:
 
 def check_rows(database: Database, provenance: Record) -> None:
     """StoreError for a table with more rows than a writer makes of a run of this size: a small file
-    can hold millions of equal rows, and readers load whole tables. Reads counts, and the lengths of
-    the vocabulary's texts.
+    can hold millions of equal rows, and readers load whole tables. Or for one whose texts are too
+    long. Reads counts and lengths.
     """
     sides, lists = database.rows("SELECT count(*), count(k) FROM side")[0]
     vocab = min(provenance["vocab"], MAX_VOCAB)
@@ -183,9 +184,13 @@ def check_rows(database: Database, provenance: Record) -> None:
                 f"{database.file}: its table '{name}' has {count:,} rows; expected at most {most:,}"
                 " in a run of its size.",
             )
-    ((length,),) = database.rows("SELECT coalesce(sum(length(text)), 0)::BIGINT FROM vocabulary")
-    if length > TOKENS_TOGETHER:
-        raise StoreError(
-            f"{database.file}: the texts of its vocabulary have {length:,} characters; expected at"
-            f" most {TOKENS_TOGETHER:,}.",
-        )
+    # those that lists of runs and every page read whole
+    for name in ("run", "side", "pair", "vocabulary"):
+        texts = [column for column, kind in TABLES[name].types.items() if kind == "VARCHAR"]
+        sql = f"SELECT coalesce(sum(length(concat({', '.join(texts)}))), 0)::BIGINT FROM {name}"
+        ((length,),) = database.rows(sql)
+        if length > TOKENS_TOGETHER:
+            raise StoreError(
+                f"{database.file}: the texts of its table '{name}' have {length:,} characters;"
+                f" expected at most {TOKENS_TOGETHER:,}.",
+            )

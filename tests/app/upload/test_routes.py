@@ -53,6 +53,7 @@ def test_one_request_makes_a_run_and_answers_its_link(client, store):
     )
     assert answer.status_code == 201, answer.text
     said = answer.json()
+    assert said["file"] == "two calls"
     assert answer.headers["location"] == f"/api/runs/{said['run_id']}"
     assert said["url"] == f"http://testserver/overview?run={said['run_id']}"
     with RunReader(store / f"{said['run_id']}.duckdb") as run:

@@ -7,6 +7,8 @@ import xml.etree.ElementTree as ET
 import numpy as np
 import pytest
 
+from core.errors import DumpError
+from core.rl.formats import files_in
 from tests.json_lines import read_lines, write_lines
 from tests.places import CASES
 
@@ -133,6 +135,12 @@ def test_files_of_several_steps_are_one_run_with_figures_by_step(cli, steps, for
         )
     printed = cli("compare", *paths).stdout
     assert "by step" in printed
+
+
+def test_the_current_folder_is_named(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(DumpError, match=r"^\.: "):
+        files_in(["."])
 
 
 def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_path):

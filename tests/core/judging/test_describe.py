@@ -3,6 +3,7 @@ none of them.
 """
 
 import json
+import os
 import shutil
 
 import numpy as np
@@ -54,6 +55,12 @@ def test_a_damaged_run_file_is_refused(tmp_path):
     assert headers_of(tmp_path / "cut.duckdb")[0] == "run"
     with pytest.raises(StoreError):
         describe([tmp_path / "cut.duckdb"])
+
+
+def test_a_pipe_is_refused_at_once(tmp_path):
+    os.mkfifo(tmp_path / "pipe.npz")
+    with pytest.raises(DumpError):
+        describe([tmp_path / "pipe.npz"])
 
 
 def test_inspect_prints_it_and_stores_nothing(cli, tmp_path):

@@ -168,6 +168,8 @@ def test_nothing_is_stored_of_a_probe_that_failed(cli, tmp_path):
         "http://h:0",
         "http://h:99999",
         "http://[::1",
+        "http://a..b",
+        "http://pasted\u200b:8000",
         "http://u:secret@[::1",
     ],
 )

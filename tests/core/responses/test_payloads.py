@@ -284,6 +284,13 @@ def test_a_document_beyond_the_bound_is_not_parsed(tmp_path, monkeypatch):
         read_responses(path)
 
 
+def test_a_name_that_is_not_utf8_can_be_read(tmp_path):
+    path = tmp_path / "\udcff.json"
+    path.write_bytes(b'{"a": 1}')
+    with bounded_json.open_plain(path) as file:
+        assert file.read() == b'{"a": 1}'
+
+
 def test_is_payload_looks_at_the_beginning(tmp_path):
     path = tmp_path / "x.npz"
     for data, expected in (

@@ -100,6 +100,10 @@ REFUSED = {
         ["ALTER TABLE position ALTER max_ulps TYPE VARCHAR"],
         "the column position.max_ulps",
     ),
+    "a column that may be NULL": (
+        ["ALTER TABLE pair ALTER flips DROP NOT NULL"],
+        "pair.flips has the type BIGINT; expected BIGINT NOT NULL",
+    ),
     "a column too few": (["ALTER TABLE pair DROP COLUMN flips"], "lacks the column 'flips'"),
     "another bit": (
         [
@@ -207,10 +211,18 @@ def test_a_table_of_more_rows_than_a_run_has_is_refused_before_it_is_read(
             look(path)
 
 
-def test_a_vocabulary_of_few_but_long_texts_is_refused(store, foreign_file):
-    damaged(
-        foreign_file,
-        "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)",
-    )
-    with pytest.raises(StoreError, match="vocabulary have 20,000,000 characters"):
+@pytest.mark.parametrize(
+    ("change", "table"),
+    [
+        (
+            "INSERT INTO vocabulary SELECT range, repeat('x', 5_000_000) FROM range(4)",
+            "vocabulary",
+        ),
+        ("UPDATE run SET model = repeat('x', 20_000_000)", "run"),
+        ("UPDATE pair SET because = repeat('x', 20_000_000)", "pair"),
+    ],
+)
+def test_a_table_of_few_but_long_texts_is_refused(change, table, store, foreign_file):
+    damaged(foreign_file, change)
+    with pytest.raises(StoreError, match=rf"'{table}' have 20,0\d\d,\d\d\d characters"):
         import_run(store, foreign_file)
