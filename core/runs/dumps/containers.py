@@ -81,7 +81,8 @@ def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
     """
     name = clean(path.name or path)
     if not path.is_file():
-        raise DumpError(f"{name}: there is no such file, or it is a pipe; expected {_EXPECTED}.")
+        what = "is not a regular file" if path.exists() else "there is no such file"
+        raise DumpError(f"{name}: {what}; expected {_EXPECTED}.")
     if not 0 < (size := path.stat().st_size) <= max_bytes:
         raise DumpError(f"{name}: has {size} bytes; expected 1 to {max_bytes}.")
     with foreign_errors(name, f"a readable file: {_EXPECTED}"), path.open("rb") as file:
