@@ -103,8 +103,9 @@ class Draw:
         self.loaded = tiny_family(self.family, seed, self.dtype, positions=2 * _TOKENS[1])
         torch.set_num_threads(int(self.rng.integers(1, 4)))
         shortest, longest = _TOKENS
-        # one in twenty is longer than 490 tokens: some ways take a forward a token
-        exponents = self.rng.random(_PROMPTS) ** 8
+        # one in twenty is longer than 100 tokens, one in sixty than 490: some ways take a forward a
+        # token
+        exponents = self.rng.random(_PROMPTS) ** 24
         sizes = shortest * (longest / shortest) ** exponents
         self.prompts = [self._prompt(int(size)) for size in sizes]
 
