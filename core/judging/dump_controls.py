@@ -28,6 +28,7 @@ from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32, spacings
 from ..numerics.side_divergence import ALIKE, FEW, Divergence, peaks_of, systematic_error
 from ..numerics.totals import beyond_noise
+from ..runs.dumps.source_dtype import PROBABILITIES, looks_normalised
 from ..runs.file.records import Generation
 from ..runs.measured import Measured
 from ..verdict import Verdict
@@ -35,7 +36,7 @@ from .controls import Controls, NotAvailableError
 from .explain.causes import explain
 from .explain.rows import rows_of_run
 from .judge import judge
-from .validity import may_be_16_bits, not_finite_of, sampling
+from .validity import FIRST_ROWS, may_be_16_bits, not_finite_of, sampling
 from .values import order_row, scale_of_values, some_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
@@ -258,7 +259,7 @@ class DumpControls(Controls):
             (largest_step,) = spacings(np.array([LARGEST_LOGIT]), self.header.format)
             with np.errstate(invalid="ignore", divide="ignore"):
                 steps = columns["rms"] / columns["rms_row_ulps"]
-            is_masked = bool((steps >= largest_step).any())
+            is_masked = bool((steps >= largest_step).any()) or self._has_far_values(steps)
         return screening_row(
             self,
             rms,
@@ -287,9 +288,31 @@ class DumpControls(Controls):
         share = systematic_error(np.concatenate(differences), np.concatenate(logits)).share
         return min(share, 1.0)
 
+    def _has_far_values(self, steps: Floats) -> bool:
+        """Return whether a row has a value far beyond its best and its median one. steps: spacing
+        at the largest value of each row.
+        """
+        if not self.figures.has_all_logits:
+            return False
+        best = np.nan_to_num(self.figures.best_tokens(0)[1][:, 0])
+        rows = np.flatnonzero(steps > spacings(MOST_PEAK * np.abs(best), self.header.format))
+        for row in rows[:: 1 + len(rows) // ALIKE].tolist():
+            sizes = np.abs(some_values(self.figures, 0, (row, row + 1)))
+            sizes = sizes[np.isfinite(sizes)]
+            if sizes.max() > MOST_PEAK * np.median(sizes):
+                return True
+        return False
+
     @cached_property
     def _scale(self) -> tuple[Floats, float] | None:
-        return None if self.header.has_tokens else scale_of_values(self.figures, self.index)
+        """None of logits. Probabilities are as uneven as other values."""
+        if self.header.has_tokens:
+            if not self.figures.has_all_logits:
+                return None
+            rows = some_values(self.figures, 0, (0, min(FIRST_ROWS, self.header.rows)))
+            if looks_normalised(rows) != PROBABILITIES:
+                return None
+        return scale_of_values(self.figures, self.index)
 
     @cached_property
     def causes(self) -> Sequence[Cause]:

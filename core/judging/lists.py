@@ -4,11 +4,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
+import numpy as np
+
 from ..cause import Cause
-from ..checks.arrays_alone import ARRAYS_ALONE
+from ..checks.arrays_alone import ARRAYS_ALONE, MOST_KL, kl_in_words
 from ..checks.rerun import Rerun, rerun_row
 from ..checks.responses import SENT, SentFigures, response_rows
 from ..evidence import FAILED, NOTED, PASSED, RERUN, STATE, Evidence, Unmeasured
+from ..numerics.arrays import Floats
+from ..numerics.top_tokens import least_kl
 from ..responses.pairing import Meeting, ResponsePair, compare_sides
 from ..responses.records import ResponseSide
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
@@ -56,6 +60,15 @@ class _Lists:
         return explain(rows_of_lists(self.pair, self.sides[0], self.sides[1])).causes
 
     @property
+    def fault(self) -> str:
+        """What proves one, '' if nothing does."""
+        for cause in self.simple_causes[:1]:
+            if cause.is_fault:
+                return cause.says
+        is_compared = self.pair.figures.common > 0
+        return _far_apart(self.pair.figures.least_kl[is_compared])
+
+    @property
     def says(self) -> str:
         """The most telling clause about the pair."""
         pair = self.pair
@@ -68,8 +81,13 @@ class _Lists:
         if pair.is_void and placeholders:
             return placeholders
         for cause in self.simple_causes[:1]:
-            if cause.is_fault or self.parting or not placeholders:
+            if cause.is_fault or self.parting:
                 return cause.says
+        if self.fault and not self.parting:
+            return self.fault
+        for cause in self.simple_causes[:1]:
+            if not placeholders:
+                return f"{cause.says} {opening(words)}" if pair.differing else cause.says
         if self.parting:
             place = f"position {self.parting.parting:,} of prompt {self.parting.prompt}"
             return f"the inputs differ from {place} on"
@@ -90,6 +108,12 @@ class _Lists:
         return words
 
 
+def _far_apart(least_kls: Floats) -> str:
+    """Return what rows that are so far apart prove, '' if they are not. [rows], nats"""
+    kl = least_kls.sum() / max(1, len(least_kls))
+    return kl_in_words(f"at least {number(kl, 3)}") if kl > MOST_KL else ""
+
+
 def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
     """Judge one pair. others: evidence of its reruns; floor: of a model's noise floor."""
     rows = [
@@ -97,9 +121,8 @@ def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = N
         *response_rows(lists.pair, has_other_inputs=bool(lists.parting)),
         *others,
     ]
-    for cause in lists.simple_causes[:1]:
-        if cause.is_fault:
-            rows.append(Evidence(ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, cause.says))
+    if lists.fault:
+        rows.append(Evidence(ARRAYS_ALONE, "the lists alone", Unmeasured(), FAILED, lists.fault))
     says = f"{opening(lists.says).removesuffix('.')}."
     if floor:
         says = floor.says if lists.pair.is_most_compared else f"{says} {floor.says}"
@@ -191,21 +214,27 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         says = f"{count} are equal; other tokens are not compared."
     else:
         # a fault first
-        causes = sorted(explain_tokens(tokens.sample), key=lambda cause: not cause.is_fault)
+        sample = tokens.sample
+        causes = sorted(explain_tokens(sample), key=lambda cause: not cause.is_fault)
+        kls = least_kl(sample.rollout, sample.trainer)
+        far_apart = _far_apart(kls[np.isfinite(kls)])
         says = "No simple cause, and one value per token cannot tell rounding from a fault."
+        if far_apart:
+            says = "No simple cause."
         if causes:
             says = causes[0].says
-        if causes and causes[0].is_fault:
+        is_fault = bool(causes) and causes[0].is_fault
+        if is_fault or far_apart:
             outcome = FAILED
             name = BUG_SUSPECTED
-        else:
+        if not is_fault:
             # what is no fault by itself does not excuse the size
             bar = bar_of("k3")
             usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar else ""
             largest = number(figures.max_abs)
             size = f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {largest} nats."
-            says = f"{size} {says}"
-            if tokens.sample.entropy is None:
+            says = f"{far_apart} {size} {says}".lstrip()
+            if sample.entropy is None:
                 says = f"{says} {NO_TEMPERATURE}"
     row = Evidence(
         SENT,

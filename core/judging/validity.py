@@ -21,7 +21,7 @@ from ..runs.file.records import Generation, RunHeader
 from ..runs.measured import Measured
 from .values import some_values
 
-_FIRST_ROWS = 64  # that tell logits from probabilities
+FIRST_ROWS = 64  # that tell logits from probabilities
 # float32 arrays may hold what a 16-bit model computed, if a cast, softcap or log-softmax hides its
 # grid. Only a named dtype is taken for the one of the computation.
 NAMED = (
@@ -49,7 +49,7 @@ def checks_of(figures: Measured, fillings: Sequence[Filling]) -> list[list[Evide
     checks = []
     sides = []
     for index, filling in enumerate(fillings):
-        bits = figures.read_rows(index, 0, min(_FIRST_ROWS, header.rows))
+        bits = figures.read_rows(index, 0, min(FIRST_ROWS, header.rows))
         rows = values_of(bits, header.format)
         rows = rows[~(np.isnan(rows) | np.isposinf(rows)).any(axis=1)]
         if filling.rows and filling.value < 0:

@@ -54,7 +54,8 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     with np.errstate(invalid="ignore", divide="ignore"):
         peaks = np.concatenate(largest) / np.concatenate(typical)
     # rows of nothing but 0 have none
-    return rms, float(np.nan_to_num(peaks, nan=0.0, posinf=np.inf).max())
+    # infinite is of too few values, not of a median of 0
+    return rms, float(np.nan_to_num(peaks, nan=0.0).max())
 
 
 def order_row(figures: Measured, pair: int) -> Evidence | None:

@@ -154,12 +154,13 @@ class TopTokenFigures:
     """Figures of a pair by row, as metrics name them, masked if what was sent does not say. [rows]
     each
 
-    common: values that both sides sent; squares: of their differences, summed; smaller_margin: of
-    both sides.
+    common: values that both sides sent; squares: of their differences, summed; least_kl: what they
+    add to the row's KL at least, nats; smaller_margin: of both sides.
     """
 
     common: Ints
     squares: Floats
+    least_kl: Floats
     smaller_margin: np.ma.MaskedArray
     neq: Ints
     max_abs: np.ma.MaskedArray
@@ -183,6 +184,16 @@ class TopTokenFigures:
         return np.ma.array(np.sqrt(mean), mask=self.common == 0)
 
 
+def least_kl(x: Floats, y: Floats) -> Floats:
+    """Return what tokens add at least to the KL of their rows, whatever the others have. x, y:
+    log-probabilities; of one token each, nats
+
+    KL is the sum of p log(p / q) - p + q over all tokens, and no term is below 0.
+    """
+    p = np.exp(x)
+    return p * (x - y) - p + np.exp(y)
+
+
 def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigures:
     """Compare the rows of two sides, each with the one at the same place."""
     rows = len(reference)
@@ -193,7 +204,8 @@ def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigu
     chosen_changes = variant.chosen_values - reference.chosen_values
     of_chosen &= (reference.targets == variant.targets) & np.isfinite(chosen_changes)
     row_of = np.append(both >> 32, np.flatnonzero(of_chosen))
-    changes = variant.values[other] - reference.values[own]
+    values = reference.values[own], variant.values[other]
+    changes = values[1] - values[0]
     changes = np.append(changes, chosen_changes[of_chosen])
     common = np.bincount(row_of, minlength=rows)
     largest_change = np.zeros(rows)
@@ -207,6 +219,7 @@ def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigu
     return TopTokenFigures(
         common,
         np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
+        np.bincount(both >> 32, least_kl(*values), minlength=rows),
         smaller_margin,
         np.bincount(row_of[changes != 0], minlength=rows),
         max_abs,

@@ -21,6 +21,7 @@ from .arrays import StoredArray
 
 # in nats: rounding of bfloat16 at a log-probability near -10 is 0.02
 NORMALISED = 0.05
+PROBABILITIES = "probabilities"
 
 
 @dataclass(frozen=True)
@@ -190,7 +191,7 @@ def looks_normalised(rows: NDArray[np.float32]) -> str:
     if (wide <= 0).all() and ((totals > least - NORMALISED) & (totals < NORMALISED)).all():
         return "log-probabilities"
     is_share = (wide >= 0).all() and (np.abs(wide.sum(axis=-1) - 1) < 0.02).all()
-    return "probabilities" if is_share else ""
+    return PROBABILITIES if is_share else ""
 
 
 def looks_chosen(rows: NDArray[np.float32]) -> bool:

@@ -3,10 +3,14 @@ division by 0.
 """
 
 import json
+import math
 
+import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from scipy.special import log_softmax
+from scipy.stats import entropy
 
 from core.commands.tables import print_pairs
 from core.document.drawing import png_file
@@ -136,6 +140,35 @@ ANSWERS = st.lists(
     min_size=1,
     max_size=4,
 )
+
+
+@pytest.mark.parametrize("kept", [1, 5, 20])
+def test_the_kl_of_lists_is_at_most_that_of_whole_rows(kept):
+    random = np.random.default_rng(kept)
+    rows = log_softmax(random.normal(0, 3, (2, 8, 64)), axis=2)
+    payloads = []
+    for side in rows:
+        tokens = []
+        for row in side.tolist():
+            best = np.argsort(row)[::-1][:kept].tolist()
+            tokens.append(("t0", row[0], {f"t{token}": row[token] for token in best}))
+        payloads.append(answer(*tokens))
+    sides = sides_of(*payloads)
+    (pair,) = pairs_of(sides)
+    whole = entropy(*np.exp(rows), axis=1)
+    assert (pair.figures.least_kl <= whole + 1e-12).all()
+    assert (pair.figures.least_kl >= 0).all()
+
+
+def test_some_rows_of_other_places_are_no_rounding_in_lists_either():
+    """Top tokens of 0.9 at most rows, and of another token at a sixth of them."""
+    tokens = [("a", math.log(0.9), {"a": math.log(0.9), "b": math.log(0.05)})] * 12
+    moved = [("a", math.log(0.05), {"b": math.log(0.9), "a": math.log(0.05)})] * 2
+    sides = sides_of(answer(*tokens), answer(*tokens[2:], *moved))
+    (verdict,) = judge_responses(sides, pairs_of(sides))
+    assert verdict.name == "bug suspected"
+    # (0.9 - 0.05) ln(0.9 / 0.05) at 2 of 12 rows; 0.05 is of other tokens
+    assert "at least 0.409 nats" in verdict.because
 
 
 def consistent(tokens):

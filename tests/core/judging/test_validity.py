@@ -5,7 +5,7 @@ check.
 import ml_dtypes
 import numpy as np
 import pytest
-from scipy.special import log_softmax
+from scipy.special import log_softmax, softmax
 
 from core.checks.not_finite import NUMBERS
 from core.checks.probabilities import LOGSUMEXP
@@ -380,6 +380,24 @@ def test_a_mask_by_a_number_on_both_sides_hides_no_fault(reference, variant, mas
     for side in sides:
         side[:, -100:] = mask
     run = stored(tmp_path, *sides, compute_dtype=np.array("float32"))
+    assert run.pairs[0].verdict == "undecided"
+
+
+def test_a_column_far_beyond_the_others_hides_no_fault_in_16_bits(tmp_path):
+    """Its step is 2; the noise is 0.3, 5 steps of the others."""
+    noise = 0.3 * np.random.default_rng(2).standard_normal(PLAIN.shape)
+    sides = [PLAIN.copy(), _rounded(OTHER + noise, "bfloat16")]
+    for side in sides:
+        side[:, 3] = -500
+    run = stored(tmp_path, *sides, compute_dtype=np.array("bfloat16"))
+    assert run.pairs[0].verdict == "undecided"
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_probabilities_are_not_accused_of_what_their_sizes_do(dtype, tmp_path):
+    """The largest of them round by far more than the others."""
+    sides = [_rounded(softmax(each.astype(np.float64), axis=1), dtype) for each in (PLAIN, OTHER)]
+    run = stored(tmp_path, *sides, compute_dtype=np.array(dtype))
     assert run.pairs[0].verdict == "undecided"
 
 

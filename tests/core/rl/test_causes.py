@@ -240,6 +240,13 @@ def test_what_is_no_fault_does_not_hide_the_size():
     assert "3.25 nats, beyond what NeMo-RL calls normal" in verdict.because
 
 
+def test_log_ratios_in_place_of_values_are_a_suspected_bug():
+    tokens = with_values(PLAIN, trainer=np.random.default_rng(0).normal(0, 0.01, 1024))
+    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
+    verdict = judge_tokens(TokenPair(1024, summary, 100.0, (None, None), tokens))
+    assert verdict.name == "bug suspected"
+
+
 def test_certain_tokens_of_moved_values_are_no_placeholders():
     own = np.where(np.random.default_rng(2).random(1024) < 0.2, 0.0, PLAIN.trainer)
     tokens = with_values(PLAIN, rollout=own, trainer=np.roll(own, -1))
