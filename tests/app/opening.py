@@ -55,9 +55,26 @@ def open_page(page, open_=(), **link):
     app = followed(page, **link)
     for key in open_:
         app.session_state[key] = True
+    return drawn(app)
+
+
+def drawn(app):
+    """The page, drawn once more, without an exception."""
     app.run()
-    assert not app.exception, (page, [error.value for error in app.exception])
+    assert not app.exception, [error.value for error in app.exception]
     return app
+
+
+def click(app, key):
+    """The page after a click on a button."""
+    app.button(key=key).click()
+    return drawn(app)
+
+
+def enter(app, kind, key, value):
+    """The page after something was entered into a control of a kind, as `text_input`."""
+    getattr(app, kind)(key=key).set_value(value)
+    return drawn(app)
 
 
 def page_text(app):

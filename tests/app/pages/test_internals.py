@@ -9,14 +9,14 @@ from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.mitigations import advice
-from tests.app.opening import codes, figures_of, metrics, open_page, page_text
+from tests.app.opening import codes, enter, figures_of, metrics, open_page, page_text
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of, make_run, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
-from tests.places import ROOT
+from tests.places import CASES
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -47,7 +47,7 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
     assert app.dataframe[0].value["module"].tolist() == [each.module for each in MODULES]
-    app.toggle(key="layers_table_all_columns").set_value(True).run()
+    enter(app, "toggle", "layers_table_all_columns", True)
     assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 
 
@@ -56,8 +56,7 @@ def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(grow
     assert app.selectbox(key="layers_module").value == "model.layers.1"
     assert "`model.layers.1`, decoder layer: 2 of 24 (8.3%)" in page_text(app)
     assert app.query_params["module"] == "model.layers.1"
-    app.selectbox(key="layers_module").set_value(MODULES[2].module).run()
-    assert not app.exception
+    enter(app, "selectbox", "layers_module", MODULES[2].module)
     assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in page_text(app)
     assert app.query_params["module"] == MODULES[2].module
     gone = open_page("layers", run=growing, prompt="0", module="no such module")
@@ -76,7 +75,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     ]
     uploaded = open_page(
         "layers",
-        run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]),
+        run=ingest(own_store, [CASES / "flips_fp16.npz"]),
     )
     assert "dump of logits has no" in uploaded.info[0].value
 
@@ -93,7 +92,7 @@ def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store)
     assert "2 of 10 (20.0%) choices differ" in page_text(app)
     assert len(figures_of(app)) == 1
     assert app.dataframe[0].value["beyond"].tolist() == [1, 0]
-    app.segmented_control(key="choices_scope").set_value("all prompts").run()
+    enter(app, "segmented_control", "choices_scope", "all prompts")
     assert app.dataframe[0].value["choices"].tolist() == [8, 8]
     make_run(own_store, run_id="dense")
     (missing,) = open_page("layers", run="dense").expander
@@ -138,7 +137,6 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
     assert "2 of 48 (4.2%) elements differ" in page_text(app)
     assert "(recurrent states), head 0, position 4" in page_text(app)
     assert metrics(app)["States that differ"] == "4.2%"
-    assert not app.exception
     # a state has no position to choose a map for
     assert [each.label for each in app.button_group] == ["Measure"]
 
@@ -146,7 +144,7 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
     assert "240 of 3,072" in page_text(app)
-    app.segmented_control(key="kv_scope").set_value("all prompts").run()
+    enter(app, "segmented_control", "kv_scope", "all prompts")
     assert "576 of 7,680" in page_text(app)
     # keys and values of four layers
     assert app.dataframe[0].value["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
@@ -174,7 +172,7 @@ def test_the_flips_page_tells_where_continuations_part(continued):
     assert any("▸ w12◂" in text for text in codes(app))
     assert not app.warning
     assert "1 flip in 30 positions" in page_text(app)
-    app.number_input(key="position").set_value(PARTING).run()
+    enter(app, "number_input", "position", PARTING)
     assert "next token ·<b>two</b>↵" in page_text(app)
 
 

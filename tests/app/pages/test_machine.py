@@ -8,7 +8,7 @@ import pytest
 from app.machine import parts
 from app.shell.jobs import ANY_DEVICE, Job, Jobs
 from core.runs.ops_run import write_ops_run
-from tests.app.opening import codes, open_page, page_text
+from tests.app.opening import click, codes, open_page, page_text
 from tests.core.runs.test_ops_run import ABSENT, STEADY, UNSTEADY, header, row_of
 
 ROWS = [row_of(), STEADY, UNSTEADY, ABSENT]
@@ -100,9 +100,9 @@ def test_a_finished_job_opens_its_probes_on_this_page(own_store, monkeypatch):
     monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": jobs * (kind == "ops"))
     monkeypatch.setattr(Jobs, "forget", lambda self, number: dismissed.append(number))
     app = open_page("machine", probes="two")
-    app.button(key="dismiss_all").click().run()
+    click(app, "dismiss_all")
     assert dismissed == [1, 2]
-    app.button(key="open_1").click().run()
+    click(app, "open_1")
     assert app.title[0].value == "Machine"
     assert app.selectbox(key="ops_run").value == "one"
     assert not app.warning
