@@ -5,7 +5,7 @@ import re
 import shutil
 from contextlib import suppress
 
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import TimeoutError, expect
 
 
 def chromium():
@@ -100,6 +100,18 @@ def settle(page):
 def visit(page, dashboard, path=""):
     """Open an address of a dashboard."""
     page.goto(f"{dashboard.url}/{path}")
+    settle(page)
+
+
+def expect_title(page, title):
+    """Wait for the page of this title, and until it has come to rest."""
+    expect(page.locator("h1")).to_have_text(title)
+    settle(page)
+
+
+def expect_heading(page, name, is_exact=True):
+    """Wait for a heading, and until the page has come to rest."""
+    expect(page.get_by_role("heading", name=name, exact=is_exact)).to_be_visible()
     settle(page)
 
 

@@ -13,7 +13,7 @@ from playwright.sync_api import expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Prompt
 from core.runs.store.store import Store
-from tests.browser.driving import pause, place, settle, visit, wait_for_map, window
+from tests.browser.driving import expect_heading, pause, place, settle, visit, wait_for_map, window
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
@@ -174,8 +174,7 @@ def test_the_keyboard_reaches_everything(page, dashboard):
     assert after[2] < before[2]
     expect(page.locator(".tip")).to_be_visible(timeout=10_000)  # what is at the middle is told
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name=re.compile("Token .* at position"))).to_be_visible()
-    settle(page)
+    expect_heading(page, re.compile("Token .* at position"))
     position = int(re.search(r"position=(\d+)", page.url).group(1))
     assert after[0] <= position < after[1]
     canvas.focus()

@@ -13,9 +13,9 @@ from core.runs.reader import RunReader
 from tests.browser.conftest import what_went_wrong
 from tests.browser.driving import visit
 from tests.browser.test_accessibility import BACK, NO_SCROLL, faults
-from tests.serving import ROOT
+from tests.places import RUNS
 
-SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
+SAMPLE = RUNS / "fresh-against-cached.duckdb"
 
 
 @pytest.fixture
