@@ -14,8 +14,8 @@ from core.inference.controls.modules_alone import modules_alone
 from core.inference.generating.generation import plan_generation
 from core.inference.models.model import load_model
 from core.inference.paths.engines import side_of, whole_side
-from core.runs.reader import RunReader
 from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import opened
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
@@ -86,7 +86,7 @@ def captured(
     )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
-        return RunReader(store.path_of(writer.finish()))
+        return opened(store, writer.finish())
 
 
 @cache

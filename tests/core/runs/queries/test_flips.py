@@ -8,9 +8,7 @@ import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
-from core.runs.reader import RunReader
-from tests.core.runs.made_runs import header_of, opened, write_run
-from tests.places import RUNS
+from tests.core.runs.made_runs import header_of, opened, sample, write_run
 
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
@@ -75,7 +73,7 @@ def far_flips(store):
 @pytest.mark.parametrize("near_ties", [False, True])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
-    with RunReader(RUNS / f"{name}.duckdb") as run:
+    with sample(name) as run:
         for pair in range(len(run.pairs)):
             positions = run.positions(pair)
             found = flip_table(run, pair, near_ties=near_ties)
