@@ -31,6 +31,7 @@ from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
 from tests.core.runs.made_runs import ingested
 
@@ -166,7 +167,7 @@ def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, 
     more = {"token_ids": np.arange(ROWS) + VOCAB} if check is SHAPES else {}
     run = stored(tmp_path, reference, variant, **more)
     assert run.pairs[0].verdict == "invalid dump"
-    (row,) = [row for row in run.evidence(0) if row.check is check]
+    (row,) = rows_of(run.evidence(0), check)
     assert row.outcome == FAILED
     assert {name: getattr(row.figures, name) for name in figures} == figures
     if case == "one value":
@@ -186,7 +187,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a
     # thirtieth at least.
     run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
-    assert LOGSUMEXP not in {row.check for row in run.evidence(0)}
+    assert not rows_of(run.evidence(0), LOGSUMEXP)
 
 
 @pytest.mark.parametrize(
@@ -199,7 +200,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
 )
 def test_less_than_half_of_a_row_is_no_truncation(sides, tmp_path):
     run = stored(tmp_path, *sides)
-    assert TRUNCATION not in {row.check for row in run.evidence(0)}
+    assert not rows_of(run.evidence(0), TRUNCATION)
     assert run.pairs[0].verdict != "invalid dump"
 
 
@@ -232,7 +233,7 @@ def test_the_first_difference_and_its_blocks_are_found_without_a_control(
     tmp_path,
 ):
     variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
-    (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
+    (row,) = rows_of(stored(tmp_path, PLAIN, variant).evidence(0), STRUCTURE)
     assert row.figures.positions == len(places)
     assert row.figures.first == (0, places[0])
     assert row.figures.is_tail == is_tail
@@ -272,7 +273,7 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
         **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
     assert outcomes(run)[SAMPLER] == [PASSED if first is None else FAILED, PASSED]
-    assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [first, None]
+    assert [row.figures.first for row in rows_of(run.evidence(0), SAMPLER)] == [first, None]
 
 
 VARIANT_EMITTED = {"emitted:variant": _emitted(PLAIN)}
@@ -367,7 +368,7 @@ def test_a_difference_that_follows_the_logits_is_no_rounding(fault, tmp_path):
     variant = _rounded(STEADY[fault](OTHER + COMMON), "bfloat16")
     assert stored(tmp_path / "sound", reference, sound).pairs[0].verdict == "likely rounding"
     with stored(tmp_path / "fault", reference, variant) as run:
-        (screened,) = (row for row in run.evidence(0) if row.group == SCREENING)
+        (screened,) = rows_of(run.evidence(0), SCREENING)
         assert screened.figures.rms_row_ulps < 2
         assert run.pairs[0].verdict == "undecided"
 
@@ -413,7 +414,7 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     named = {"compute_dtype": np.array(dtype)}
     run = stored(tmp_path, reference, _rounded(variant, dtype), **named)
     (pair,) = run.pairs
-    singles = [row.figures for row in run.evidence(0) if row.check is SINGLE_LOGIT]
+    singles = [row.figures for row in rows_of(run.evidence(0), SINGLE_LOGIT)]
     if case == "sound":
         assert pair.verdict == "likely rounding"
         assert singles == []

@@ -19,6 +19,7 @@ from core.responses.formats import read_payload
 from core.responses.pairing import pairs_of
 from core.responses.placeholders import without_placeholders
 from core.verdict import IDENTICAL, INVALID_DUMP, UNDECIDED
+from tests.core.evidence import rows_of
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 from tests.core.responses.made_sides import sent
 
@@ -316,7 +317,7 @@ def test_placeholders_come_first_among_causes_and_in_the_report():
     (pair,) = pairs_of(sides)
     assert explain_lists(pair, *sides).causes[0].name == "placeholders"
     (verdict,) = judge_responses(sides, [pair])
-    (row,) = (row for row in verdict.evidence if row.check is PLACEHOLDERS)
+    (row,) = rows_of(verdict.evidence, PLACEHOLDERS)
     assert row.side == "B"
     assert row.outcome == "failed"
     assert row.figures.to_json() == {"kind": "no list", "tokens": 5, "of": 8}

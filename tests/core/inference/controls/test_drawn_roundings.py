@@ -149,7 +149,7 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
         in_16_bits_only(FAULTS[case](1.0)),
     )
     assert verdict.is_bug_suspected
-    assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
+    assert {row.outcome for row in rows_of(verdict.evidence, FLOAT32)} == {PASSED}
     (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
@@ -183,7 +183,7 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
-    outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is DRAWN}
+    outcomes = {row.side: row.outcome for row in rows_of(verdict.evidence, DRAWN)}
     assert sorted(outcomes.values()) == [FAILED, PASSED]
     assert outcomes["decode"] == PASSED
 

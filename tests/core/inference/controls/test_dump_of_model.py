@@ -23,11 +23,11 @@ from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
-from tests.core.runs.made_runs import ingested
+from tests.core.runs.made_runs import ingested, opened
 
 pytestmark = pytest.mark.model
 
@@ -68,7 +68,7 @@ def _judged(folder, dump, loaded, **given):
             measure_controls(run, with_model=True, **given),
             make_controls=model,
         )
-    return RunReader(store.path_of(new))
+    return opened(store, new)
 
 
 def _outcomes(run):
@@ -110,7 +110,7 @@ def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path)
         narrow,
     )
     assert run.pairs[0].verdict == "undecided"
-    assert MISSING in {row.outcome for row in run.evidence(0) if row.check is FROM_MODEL}
+    assert MISSING in {row.outcome for row in rows_of(run.evidence(0), FROM_MODEL)}
     assert FAILED not in {row.outcome for row in run.evidence(0)}
 
 
@@ -136,7 +136,7 @@ def test_a_position_of_a_dump_beyond_few_draws_is_compared_with_more(floors, dra
     signs = np.where(np.arange(loaded.vocab_size) % 2, size, -size)
     arrays["variant"][11] = arrays["reference"][11] + signs
     run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
-    (row,) = [row for row in run.evidence(0) if row.check is WIDE_PAIR]
+    (row,) = rows_of(run.evidence(0), WIDE_PAIR)
     assert len(row.figures.seed_ratios) == draws
     assert row.outcome == (PASSED if floors == 1 else FAILED)
 
@@ -164,9 +164,7 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
         assert run.pairs[0].verdict == verdict, run.pairs[0].because
         if verdict == "lower precision":
             assert "KV cache in fp8_e4m3" in run.pairs[0].because
-            (row,) = [
-                row for row in run.evidence(0) if row.group == PRECISION and row.outcome == PASSED
-            ]
+            (row,) = [row for row in rows_of(run.evidence(0), PRECISION) if row.outcome == PASSED]
             assert row.check is check
 
 
@@ -193,9 +191,7 @@ def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
     assert run.pairs[0].verdict == name
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
     drawn = {
-        row.side: row.outcome
-        for row in run.evidence(0)
-        if row.check is DRAWN and row.group == OWN_DTYPE
+        row.side: row.outcome for row in rows_of(run.evidence(0), DRAWN) if row.group == OWN_DTYPE
     }
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}
 

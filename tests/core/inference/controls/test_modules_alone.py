@@ -9,16 +9,18 @@ import pytest
 import torch
 from transformers import Gemma3nTextConfig
 
+from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
-from core.checks.modules_alone import LARGEST_ALONE, AloneFigures, alone_evidence
+from core.checks.modules_alone import ALONE, LARGEST_ALONE, alone_evidence
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
+from tests.core.evidence import rows_of
 from tests.core.inference.conftest import config_of
 from tests.covering import thorough
 
@@ -51,7 +53,7 @@ def with_fault(name, change):
 
         handle = model.get_submodule(name).register_forward_hook(changed, prepend=True)
         try:
-            return model(ids[None]).logits[0]
+            return prefill(model, ids)
         finally:
             handle.remove()
 
@@ -116,7 +118,7 @@ def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
             lambda *call: late(call[2]),
             prepend=True,
         ):
-            return model(ids[None]).logits[0]
+            return prefill(model, ids)
 
     calls = count()
     found = alone_evidence("c", alone(model, engine), "engine")
@@ -234,8 +236,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     found = judge(loaded, tiny_prompts(loaded), **sides)
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)
-    alone = next(row.figures for row in found.evidence if isinstance(row.figures, AloneFigures))
-    assert alone.modules_beyond == ("model.layers.1",)
+    assert rows_of(found.evidence, ALONE)[0].figures.modules_beyond == ("model.layers.1",)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +255,7 @@ def test_what_is_no_output_of_a_module_is_refused(name, tensor, start, what):
 
     def engine(model, ids, watch):
         watch(name, tensor, start)
-        return model(ids[None]).logits[0]
+        return prefill(model, ids)
 
     with pytest.raises(CaptureError, match=what):
         judge(loaded, tiny_prompts(loaded)[:1], reference="prefill", variant=engine)

@@ -70,6 +70,7 @@ from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.numerics.statistic import BLOCKS
 from core.verdict import BUG_SUSPECTED, LOWER_PRECISION
+from tests.core.evidence import rows_of
 
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
@@ -91,7 +92,7 @@ def _one_prompt(loaded):
 
 
 def _row(verdict_rows):
-    (row,) = [row for row in verdict_rows if row.group == PRECISION]
+    (row,) = rows_of(verdict_rows, PRECISION)
     return row
 
 
@@ -132,7 +133,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small):
     cached, quantised = round_cache(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
-    names = {row.figures.precision for row in verdict.evidence if row.group == PRECISION}
+    names = {row.figures.precision for row in rows_of(verdict.evidence, PRECISION)}
     assert names == {NAMED["fp8 cache, attention written out"], NAMED["weights in Q4_0"]}
     # the twin
     assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED
