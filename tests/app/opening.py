@@ -92,7 +92,8 @@ def page_text(app):
         "subheader",
     )
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
-    return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
+    text = "\n".join([*texts, *(fold.label for fold in app.expander)])
+    return text.replace("\\", "").replace("\N{WORD JOINER}", "")
 
 
 def keys(app):

@@ -70,11 +70,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
         ("0", "0"),
         "9…'; this run has 0 to 441, and 0 is selected",
     ),
-    "a fraction": (
-        {"position": "1.5"},
-        ("0", "0"),
-        "position '1.5'; this run has 0 to 441, and 0 is selected",
-    ),
     "what only Python reads": (
         {"position": "1_0"},
         ("0", "0"),

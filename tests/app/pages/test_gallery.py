@@ -46,6 +46,10 @@ def mine(own_store):
     )
 
 
+def search(app, words):
+    enter(app, "text_input", "gallery_search", words)
+
+
 def names(app):
     assert not app.exception
     return app.dataframe[0].value["name"].tolist()
@@ -181,10 +185,10 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
-    enter(app, "text_input", "gallery_search", "import parser")
+    search(app, "import parser")
     assert read == [len(SAMPLES)]
     assert 0 < len(names(app)) < 5
-    enter(app, "text_input", "gallery_search", "import parser zebra")
+    search(app, "import parser zebra")
     assert read == [len(SAMPLES)]  # nothing is read twice
     assert names(app) == []
 
@@ -231,9 +235,9 @@ def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(
 
 def test_the_filter_rules_the_selection(mine):
     app = ticked("mine", run="mine")
-    enter(app, "text_input", "gallery_search", "no run has these words")
+    search(app, "no run has these words")
     assert "delete" not in keys(app)
-    enter(app, "text_input", "gallery_search", "")
+    search(app, "")
     assert "delete" in keys(app)
 
 
@@ -270,7 +274,7 @@ def test_a_name_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     stored = Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)", name="Night shift")
     assert own_store.labels("mine") == stored
     assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
-    enter(app, "text_input", "gallery_search", "nightly")
+    search(app, "nightly")
     assert names(app) == ["Night shift"]
     assert "Night shift" in page_text(open_page("overview", run="mine"))
 

@@ -88,7 +88,6 @@ def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(o
 
 def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store):
     app = open_page("choices", run=choice_run(own_store), prompt="1")
-    assert app.query_params["tab"] == "choices"
     assert "2 of 10 (20.0%) choices differ" in page_text(app)
     assert len(figures_of(app)) == 1
     assert app.dataframe[0].value["beyond"].tolist() == [1, 0]
@@ -97,31 +96,6 @@ def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store)
     make_run(own_store, run_id="dense")
     (missing,) = open_page("layers", run="dense").expander
     assert "Choices" not in missing.label
-
-
-def test_caches_show_how_much_differs_and_where_it_begins(own_store):
-    bits = cache(0, 8, 74, 128)
-    later = np.zeros((8, 67, 128), np.uint16)
-    later.ravel()[:13_086] = 1
-    change = np.concatenate(
-        [np.zeros((8, 7, 128), np.uint16), later],
-        axis=1,
-    )  # from position 7 on
-    parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(
-        KvPart(0, 0, "value", 0, bits),
-        bits.copy(),
-    )
-    app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
-    assert app.query_params["tab"] == "kv_cache"
-    assert "13,086 of 151,552 (8.6%) elements differ" in page_text(app)
-    assert "first in layer 0 (keys" in page_text(app)
-    assert "13,086 of 75,776** elements of layer 0's keys" in page_text(app)
-    assert app.metric[0].help == "13,086 of 75,776"
-    shown = {
-        "Keys that differ": "17.3%",
-        "Values that differ": "0.0%",
-    }
-    assert shown.items() <= metrics(app).items()
 
 
 def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_store):
@@ -143,7 +117,14 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
 
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
+    assert app.query_params["tab"] == "kv_cache"
     assert "240 of 3,072" in page_text(app)
+    shown = {
+        "Keys that differ": "7.8%",
+        "Values that differ": "7.8%",
+    }
+    assert shown.items() <= metrics(app).items()
+    assert app.metric[0].help == "120 of 1,536"
     enter(app, "segmented_control", "kv_scope", "all prompts")
     assert "576 of 7,680" in page_text(app)
     # keys and values of four layers

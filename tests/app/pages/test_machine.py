@@ -32,9 +32,9 @@ def test_a_button_probes_this_machine(submitted):
 def test_a_row_has_its_three_answers(own_store):
     write_ops_run(own_store, header(), ROWS, run_id="one")
     table = open_page("machine").dataframe[0].value
-    assert table["operation"].tolist() == ["mm", "softmax", "scatter_add", "sdpa (flash)"]
-    differs = "differs at 2, 3: 231 of 256 elements, up to 1,792 ULPs"
-    assert table["batch size"].tolist()[:3] == [differs, "same", "not asked"]
+    answers = table["batch size"].tolist()
+    assert answers[0].startswith("differs at 2, 3: ")
+    assert answers[1:3] == ["same", "not asked"]
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import base64
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -11,13 +10,12 @@ import pytest
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
 from tests.app.opening import click, enter, figures_of, open_page, page_text, sent
-
-CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+from tests.places import ROLLOUTS
 
 
 @pytest.fixture
 def page(store):
-    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"], name="rollout 2")
+    run = ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"], name="rollout 2")
     return open_page("overview", run=run)
 
 
@@ -33,7 +31,7 @@ def test_the_headline_figures_are_those_of_the_tokens(page):
 
 @pytest.mark.parametrize("name", ["flips", "near_ties"])
 def test_pages_of_top_tokens_show_no_empty_charts(name, store):
-    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"])
+    run = ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"])
     opened = open_page(name, run=run)
     assert len(opened.info) == 1
     assert not opened.get("plotly_chart")
@@ -43,7 +41,7 @@ def test_pages_of_top_tokens_show_no_empty_charts(name, store):
 
 def test_two_runs_of_chosen_tokens_compare_without_flips(store):
     """Which are unknown, not 0."""
-    steps = [ingest(Store(store), [CASES / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
+    steps = [ingest(Store(store), [ROLLOUTS / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
     opened = open_page("compare", run=steps[0], **{"with": steps[1]})
     assert "positions that flip unknown" in page_text(opened)
 

@@ -15,11 +15,10 @@ from core.checks.narrowing import AGAINST_EXACT
 from core.runs.reader import RunReader
 from tests.app.opening import click, enter, open_page, page_text
 from tests.core.responses.made_sides import run_of
-from tests.places import CASES, ROOT, RUNS
+from tests.places import CASES, PAYLOADS, ROOT, RUNS
 from tests.waiting import until
 
 DUMPS = ROOT / "sample_runs" / "dumps"
-PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)

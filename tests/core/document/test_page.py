@@ -8,7 +8,6 @@ import html
 import io
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -34,9 +33,8 @@ from tests.core.probing.made_state import made_state, stored
 from tests.core.responses.made_sides import engine_side, response, side, store_run
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import calm_sides, header_of, opened, sample, write_run
+from tests.places import ROLLOUTS, ROOT, RUNS
 
-TESTS = Path(__file__).resolve().parents[2]
-RUNS = TESTS / "runs"
 HOSTILE = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code`"
     " **b**\u202e"
@@ -192,7 +190,7 @@ def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
 
 
 def test_a_cell_of_a_notebook_reads_without_its_styles():
-    with RunReader(TESTS.parent / "sample_runs/fresh-against-cached.duckdb") as run:
+    with RunReader(ROOT / "sample_runs/fresh-against-cached.duckdb") as run:
         cell, table, prompts = html_cell(run), run.positions(0), run.header.prompts
     flips = table[table["is_flip"]]
     tokens = [visible(prompts[row.prompt].token_texts[row.position]) for row in flips.itertuples()]
@@ -270,16 +268,15 @@ def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
 
 
 def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
-    cases = TESTS / "cases" / "rollouts"
-    document = shown(store.path_of(ingest(store, [cases / "slime/train_data/2.pt"])))
-    expected = np.load(cases / "expected.npz")
+    document = shown(store.path_of(ingest(store, [ROLLOUTS / "slime/train_data/2.pt"])))
+    expected = np.load(ROLLOUTS / "expected.npz")
     assert "0.0121" in document.text  # mean |r|, as the Overview has it
     bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
     assert sum(map(int, bars)) == sum(expected[f"mask{number}"].sum() for number in range(3))
 
 
 def test_the_worst_sequences_of_a_rollout_stand_as_text():
-    with RunReader(TESTS.parent / "sample_runs/trainer-against-rollout.duckdb") as run:
+    with RunReader(ROOT / "sample_runs/trainer-against-rollout.duckdb") as run:
         worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
         texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
         text, cell = Document(html_file(run)).text, html_cell(run)

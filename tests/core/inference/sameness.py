@@ -31,6 +31,11 @@ def on_cpu(name, dtype="float32", **more):
     )
 
 
+def drawn(*shape, seed=0):
+    """Normal numbers, the same in every process."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
 def tokens(loaded):
     return loaded.tokenizer(PROMPT)["input_ids"][:POSITIONS]
 

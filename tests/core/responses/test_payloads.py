@@ -5,7 +5,6 @@ sources say.
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -21,8 +20,7 @@ from core.responses.pairing import pairs_of
 from core.responses.records import ResponseSide
 from core.verdict import IDENTICAL, UNDECIDED
 from tests.core.responses.made_sides import by_text, pair_of, row_of, sent
-
-PAYLOADS = Path(__file__).with_name("payloads")
+from tests.places import PAYLOADS
 
 
 def one(payload, request=None):

@@ -19,9 +19,9 @@ from core.judging.stored import explain_pair
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import opened
 from tests.json_lines import read_lines, write_lines
-from tests.places import CASES
+from tests.places import ROLLOUTS
 
-FOLDER = CASES / "rollouts" / "engines"
+FOLDER = ROLLOUTS / "engines"
 CLEAN, WEIGHTS, INPUTS = "no cause", "quantized weights", "other inputs"
 # what a checkpoint says of sides that it accounts for
 NO_CAUSE = ("rounding", "numerics of two settings")

@@ -16,15 +16,11 @@ from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
-from tests.core.inference.sameness import on_cpu
+from tests.core.inference.sameness import drawn, on_cpu
 from tests.places import ROOT
 
 MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compared(folder, a, b, fmt=BFLOAT16):
