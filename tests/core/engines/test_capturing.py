@@ -57,8 +57,7 @@ def captured(cli, engine):
 
 
 def test_every_bit_of_an_engine_is_in_the_run(captured, store):
-    said = captured()
-    assert said.returncode == 0, said.stderr
+    captured().succeeded()
     (path,) = store.paths()
     with RunReader(path) as run:
         header = run.header
@@ -73,7 +72,7 @@ def test_every_bit_of_an_engine_is_in_the_run(captured, store):
 def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, store, vocab):
     said = captured(vocab=vocab)
     if vocab > 4096:
-        assert said.returncode == 0, said.stderr
+        said.succeeded()
         (path,) = store.paths()
         with RunReader(path) as run:
             assert run.header.vocab == 4096

@@ -36,6 +36,11 @@ def drawn(*shape, seed=0):
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
+def apart(a, b):
+    """The largest distance of two elements."""
+    return float((a.double() - b.double()).abs().max())
+
+
 def tokens(loaded):
     return loaded.tokenizer(PROMPT)["input_ids"][:POSITIONS]
 
@@ -132,5 +137,5 @@ def computes_the_same(path, loaded):
     """Within the bound of float32 at every position, and the same argmax."""
     logits = logits_of(path, loaded)
     exact = exact_logits(loaded)
-    is_close = float((logits.double() - exact).abs().max()) <= float32_bound(loaded)
+    is_close = apart(logits, exact) <= float32_bound(loaded)
     return is_close and bool((logits.argmax(-1) == exact.argmax(-1)).all())

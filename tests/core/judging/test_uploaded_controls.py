@@ -381,9 +381,8 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)
     with ingested(store, dump) as run:
-        judged_run = RunReader(
-            store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))),
-        )
+        controls = measure_controls(run, floor=[ways])
+        judged_run = opened(store, judge_stored(store, run, controls))
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
     assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"

@@ -29,6 +29,11 @@ def row_of(response, index):
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
 
 
+def places_of(response):
+    """Positions of its rows."""
+    return response.rows.positions.tolist()
+
+
 def by_text(response, index):
     row = row_of(response, index)
     return {response.texts[token]: value for token, value in row.items()}

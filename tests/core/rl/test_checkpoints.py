@@ -17,9 +17,8 @@ from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
 from tests.core.inference.sameness import drawn, on_cpu
-from tests.places import ROOT
+from tests.places import MODEL
 
-MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
 
 

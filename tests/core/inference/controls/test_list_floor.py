@@ -17,10 +17,9 @@ from core.responses.records import ResponseSide
 from core.verdict import Verdict
 from tests.core.inference.sameness import logits_of, on_cpu
 from tests.core.responses.made_sides import response, run_of, store_run
-from tests.places import ROOT
+from tests.places import MODEL
 
 pytestmark = pytest.mark.model
-MODEL = ROOT / "sample_runs" / "model"
 TEXT = (
     "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
     " get(self):\n        return self"

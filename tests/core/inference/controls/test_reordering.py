@@ -16,7 +16,7 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.paths.test_modifiers import state
-from tests.core.inference.sameness import drawn, exact_logits, float32_bound, tokens
+from tests.core.inference.sameness import apart, drawn, exact_logits, float32_bound, tokens
 from tests.covering import covering
 
 # Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one
@@ -49,10 +49,6 @@ def forward(model, ids, seed=None):
     """Logits of the prompt, plain or reordered. -> [1, positions, vocab]"""
     with torch.inference_mode(), quiet(), nullcontext() if seed is None else reorder(model, seed):
         return model(torch.tensor([ids])).logits
-
-
-def apart(a, b):
-    return float((a.double() - b.double()).abs().max())
 
 
 @pytest.mark.model

@@ -16,6 +16,7 @@ from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.odd_models import deepseek_v32, recurrent_gemma
 from tests.core.inference.sameness import (
+    apart,
     captured,
     float32_bound,
     logits_of,
@@ -85,7 +86,7 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         assert part.shape == expected.shape
         # The float32 bound of logits holds for states before the head with room to spare: their
         # products are as long.
-        assert float((part - expected).abs().max()) <= float32_bound(loaded)
+        assert apart(part, expected) <= float32_bound(loaded)
 
 
 # 47 of 48: the response is one row, which takes another kernel everywhere

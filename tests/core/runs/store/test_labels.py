@@ -19,7 +19,6 @@ from core.runs.store.store import DELETED_SECONDS, Store
 from tests.core.runs.made_runs import copied, make_run, opened
 from tests.places import ROOT
 
-# what is typed -> what is stored
 TAG = chr(0x1F600) * 39  # and a letter: the most are 20 of 40
 # what is typed -> what is stored
 TYPED = {
