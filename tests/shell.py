@@ -47,13 +47,19 @@ def command_in(folder):
     path.chmod(0o755)
 
 
+def steps_in(page):
+    """Steps of the one job of a workflow in a guide."""
+    text = (ROOT / "docs" / "guides" / page).read_text()
+    workflow = text.partition("```yaml\n")[2].partition("```")[0]
+    (job,) = yaml.safe_load(workflow)["jobs"].values()
+    return job["steps"]
+
+
 def run_workflow(page, folder, **variables):
     """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
     sample runs.
     """
-    text = (ROOT / "docs" / "guides" / page).read_text()
-    (job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
-    steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
+    steps = [step["run"] for step in steps_in(page) if "ulpscope " in step.get("run", "")]
     assert steps
     if not (folder / "sample_runs").exists():
         (folder / "sample_runs").symlink_to(ROOT / "sample_runs")

@@ -106,6 +106,11 @@ def codes(app):
     return [element.value for element in app.code]
 
 
+def table_of(app):
+    """The first table of the page."""
+    return app.dataframe[0].value
+
+
 def metrics(app):
     return {metric.label: metric.value for metric in app.metric}
 

@@ -115,6 +115,11 @@ def expect_heading(page, name, is_exact=True):
     settle(page)
 
 
+def press(page, name, is_exact=False):
+    """Click a button."""
+    page.get_by_role("button", name=name, exact=is_exact).click()
+
+
 def click_row(page, text, x=120):
     """Click the first row of a table in which a cell has this text; 17 pixels from the left is the
     box that ticks it.

@@ -17,6 +17,7 @@ from tests.browser.driving import (
     expect_heading,
     expect_title,
     place,
+    press,
     settle,
     visit,
     wait_for_map,
@@ -59,7 +60,7 @@ def said(page, *names):
 
 def hand_over(page, other):
     """Open the link to this view, out of the clipboard, on a colleague's page."""
-    page.get_by_role("button", name="Link to this view").click()
+    press(page, "Link to this view")
     block = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode")
     block.hover()
     block.get_by_role("button", name="Copy to clipboard").click()
@@ -200,6 +201,11 @@ def row(page, name):
     return page.get_by_role("list", name="Files").get_by_role("listitem").filter(has_text=name)
 
 
+def expect_file(page, name, text):
+    """Wait for a text in the row of a file."""
+    expect(row(page, name)).to_contain_text(text)
+
+
 def choose_file(page, path):
     page.get_by_label("Files to upload").set_input_files(path)
 
@@ -227,22 +233,22 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page, dashboard):
     go(page, "New run")
     page.route(PARTS, lambda route: route.continue_() if first_byte(route.request) <= 0 else None)
     choose_file(page, path)
-    expect(row(page, "large.npz")).to_contain_text("8.4 MB of")
+    expect_file(page, "large.npz", "8.4 MB of")
     go(page, "Runs")  # it goes on while another page is looked at
     go(page, "New run")
-    expect(row(page, "large.npz")).to_contain_text("8.4 MB of")
+    expect_file(page, "large.npz", "8.4 MB of")
     page.reload()
     page.unroute(PARTS)
     settle(page)
-    expect(row(page, "large.npz")).to_contain_text("choose or drop the same file again")
+    expect_file(page, "large.npz", "choose or drop the same file again")
     with page.expect_request(lambda asked: asked.method == "PUT") as sent:
         choose_file(page, path)
     assert first_byte(sent.value) == 8 << 20
-    expect(row(page, "large.npz")).to_contain_text("arrived")
+    expect_file(page, "large.npz", "arrived")
     (there,) = dashboard.store.glob(".uploads/*/data/large.npz")
     assert there.read_bytes() == path.read_bytes()
     page.get_by_label("Name of the run").fill("In two halves")
-    page.get_by_role("button", name="Save as a run").click()
+    press(page, "Save as a run")
     page.get_by_role("button", name="Open run").click(timeout=300_000)
     expect_title(page, "Overview")
     with opened(Store(dashboard.store), said(page, "run")[0]) as run:

@@ -15,7 +15,7 @@ from app.shell import store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.app.opening import click, enter, keys, open_page, page_text
+from tests.app.opening import click, enter, keys, open_page, page_text, table_of
 from tests.core.runs.made_runs import copied
 from tests.places import ROOT, RUNS
 
@@ -52,7 +52,7 @@ def search(app, words):
 
 def names(app):
     assert not app.exception
-    return app.dataframe[0].value["name"].tolist()
+    return table_of(app)["name"].tolist()
 
 
 CARD = RunCard(
@@ -170,7 +170,7 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
 def test_a_run_without_logits_has_no_share_of_them(own_store):
     own_store.directory.mkdir()
     shutil.copy(ROOT / "sample_runs" / "trainer-against-rollout.duckdb", own_store.directory)
-    table = open_page("runs").dataframe[0].value
+    table = table_of(open_page("runs"))
     has_none = table["differ"].isna()
     assert table["name"][has_none].str.startswith("Trainer vs. rollout").tolist() == [True]
 
@@ -242,7 +242,7 @@ def test_the_filter_rules_the_selection(mine):
 
 
 def test_a_row_offers_what_may_be_done_with_its_run(mine, own_store):
-    rows = open_page("runs").dataframe[0].value
+    rows = table_of(open_page("runs"))
     mine_first = rows.sort_values("actions", key=lambda cells: -cells.map(len))["actions"]
     assert [list(each) for each in mine_first[:2]] == [[OPEN, EDIT, DELETE], [OPEN, EDIT]]
 
@@ -273,7 +273,7 @@ def test_a_name_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert not app.exception
     stored = Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)", name="Night shift")
     assert own_store.labels("mine") == stored
-    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
+    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in table_of(app)["tags"]]
     search(app, "nightly")
     assert names(app) == ["Night shift"]
     assert "Night shift" in page_text(open_page("overview", run="mine"))

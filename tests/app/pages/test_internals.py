@@ -9,7 +9,7 @@ from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.mitigations import advice
-from tests.app.opening import codes, enter, figures_of, metrics, open_page, page_text
+from tests.app.opening import codes, enter, figures_of, metrics, open_page, page_text, table_of
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
@@ -46,9 +46,9 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
-    assert app.dataframe[0].value["module"].tolist() == [each.module for each in MODULES]
+    assert table_of(app)["module"].tolist() == [each.module for each in MODULES]
     enter(app, "toggle", "layers_table_all_columns", True)
-    assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
+    assert table_of(app)["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 
 
 def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(growing):
@@ -90,9 +90,9 @@ def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store)
     app = open_page("choices", run=choice_run(own_store), prompt="1")
     assert "2 of 10 (20.0%) choices differ" in page_text(app)
     assert len(figures_of(app)) == 1
-    assert app.dataframe[0].value["beyond"].tolist() == [1, 0]
+    assert table_of(app)["beyond"].tolist() == [1, 0]
     enter(app, "segmented_control", "choices_scope", "all prompts")
-    assert app.dataframe[0].value["choices"].tolist() == [8, 8]
+    assert table_of(app)["choices"].tolist() == [8, 8]
     make_run(own_store, run_id="dense")
     (missing,) = open_page("layers", run="dense").expander
     assert "Choices" not in missing.label
@@ -128,7 +128,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     enter(app, "segmented_control", "kv_scope", "all prompts")
     assert "576 of 7,680" in page_text(app)
     # keys and values of four layers
-    assert app.dataframe[0].value["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
+    assert table_of(app)["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
 
 
 def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
@@ -147,9 +147,10 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = open_page("flips", run=continued, variant="decode")
     assert "diverge after 2 tokens in common" in page_text(app)
-    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[
-        0
-    ].tolist() == [PARTING, 2]
+    assert table_of(app)[["parting_position", "reference_margin_ulps"]].iloc[0].tolist() == [
+        PARTING,
+        2,
+    ]
     assert any("▸ w12◂" in text for text in codes(app))
     assert not app.warning
     assert "1 flip in 30 positions" in page_text(app)
@@ -162,7 +163,7 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
     assert f"Only in `side_0`: `{NARROW}`; only in `side_1`: `{WIDE}`" in "\n".join(
         element.value for element in app.markdown
     )
-    table = app.dataframe[0].value
+    table = table_of(app)
     assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
     assert table["only"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
@@ -176,7 +177,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
     assert "at position 4 of prompt 1." in page_text(app)
-    there = app.dataframe[0].value
+    there = table_of(app)
     assert there["modules"].tolist() == ["model.layers.0.norm"]
     assert there["reference_details"][0] == "bfloat16 [1, 8]"
     assert there["variant_details"][0] == "bfloat16 [2, 8]"

@@ -10,7 +10,7 @@ from app.compare import sweeps
 from core.sweeps.history import change_of
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
-from tests.app.opening import click, enter, figures_of, open_page, page_text
+from tests.app.opening import click, enter, figures_of, open_page, page_text, table_of
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
 from tests.places import ROOT
@@ -52,7 +52,7 @@ def sweep(bare_store, plan_file):  # noqa: F811
 
 
 def _grid(app):
-    frame = app.dataframe[0].value
+    frame = table_of(app)
     return [list(frame.columns), *frame.to_numpy().tolist()]
 
 

@@ -13,7 +13,7 @@ from app.upload import tab as upload_page
 from app.upload.spool import Upload
 from core.checks.narrowing import AGAINST_EXACT
 from core.runs.reader import RunReader
-from tests.app.opening import click, enter, open_page, page_text
+from tests.app.opening import click, enter, open_page, page_text, table_of
 from tests.core.responses.made_sides import run_of
 from tests.places import CASES, PAYLOADS, ROOT, RUNS
 from tests.waiting import until
@@ -78,14 +78,14 @@ def test_nothing_arrived_is_an_explanation(monkeypatch, store):
 def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
     key, app = key_of(upload), page(monkeypatch, upload)
-    assert app.dataframe[0].value["side"].tolist() == [
+    assert table_of(app)["side"].tolist() == [
         f"call_{number}"
         for number in range(
             1,
             7,
         )
     ]
-    assert app.dataframe[0].value["array"][0] == "float32 [1, 4096]"
+    assert table_of(app)["array"][0] == "float32 [1, 4096]"
     enter(app, "text_input", f"upload_name_{key}", "Six calls")
     enter(app, "text_input", f"upload_model_{key}", "org/model")
     choose(app, "reference", key, "call_3")
@@ -165,7 +165,7 @@ def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_cho
         uploads.append(put(store, tmp_path / f"{name}.npy"))
     assert "one array" in page(monkeypatch, uploads[0]).error[0].value
     pair = page(monkeypatch, *uploads[:2])
-    assert pair.dataframe[0].value["side"].tolist() == ["before", "after"]
+    assert table_of(pair)["side"].tolist() == ["before", "after"]
     three = page(monkeypatch, *uploads)
     three.multiselect(key="upload_pair").set_value(
         [uploads[2].upload_id, uploads[1].upload_id],

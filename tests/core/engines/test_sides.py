@@ -27,7 +27,7 @@ from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import alone, apart, logits_of, on_cpu
+from tests.core.inference.sameness import alone, apart, logits_of, on_cpu, rms
 from tests.covering import thorough
 from tests.places import MODEL, ROOT
 
@@ -77,7 +77,7 @@ def ids(loaded):
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     reference, found = logits_of("prefill", loaded, ids), logits_of(path, loaded, ids)
     assert found.dtype == torch.float32
-    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
+    assert rms(found - reference) < 3e-5
     # the process is kept, and repeats itself
     assert torch.equal(logits_of(path, loaded, ids), found)
 

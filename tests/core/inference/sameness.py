@@ -41,6 +41,10 @@ def apart(a, b):
     return float((a.double() - b.double()).abs().max())
 
 
+def rms(values):
+    return float(values.double().square().mean().sqrt())
+
+
 def tokens(loaded):
     return loaded.tokenizer(PROMPT)["input_ids"][:POSITIONS]
 

@@ -152,17 +152,20 @@ def test_a_request_beside_its_response_says_tokens_and_settings():
     assert found.top_logprobs == 1
 
 
+TWO = {"a": -1.0, "b": -2.0}
+
+
 @pytest.mark.parametrize(
     ("lists", "best"),
     [
         # the first of each is chosen: greedy
-        ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
+        ([TWO, TWO], [2, 2]),
         # one more, from further down
-        ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
+        ([{"b": -1.0, "c": -2.0, "a": -3.0}, TWO], [2, 2]),
         # the chosen token, or the best: undecidable
         ([{"a": -1.0}, {"a": -2.0}], [0, 0]),
         # a token is lost: two print alike
-        ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),
+        ([TWO | {"c": -3.0}, TWO], [3, 0]),
     ],
 )
 def test_lists_by_text_count_as_best_only_what_must_be(lists, best):

@@ -22,6 +22,7 @@ from tests.core.inference.sameness import (
     logits_of,
     on_cpu,
     planned,
+    rms,
     tokens,
 )
 from tests.covering import covering, thorough
@@ -163,9 +164,10 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
             states = getattr(a, f"{kind}_states")[0], getattr(b, f"{kind}_states")[0]
             assert ours["elements"].sum() == states[0].numel()
             assert ours["neq"].sum() == int((states[0] != states[1]).sum())
-            exact = (states[0].double() - states[1].double()).square().mean().sqrt()
-            rms = np.sqrt((ours["rms"] ** 2 * ours["elements"]).sum() / ours["elements"].sum())
-            assert rms == pytest.approx(float(exact), rel=1e-6)
+            squares = ours["rms"] ** 2 * ours["elements"]
+            found = np.sqrt(squares.sum() / ours["elements"].sum())
+            exact = rms(states[0].double() - states[1].double())
+            assert found == pytest.approx(exact, rel=1e-6)
     assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads
 
 

@@ -34,7 +34,14 @@ ALL = CONFIGS | {
     "falcon": FEWER,
 }
 ARCHITECTURES = [name for name in ALL if name not in ("qwen2", "mistral", "gemma2", "longrope")]
-IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
+
+
+def drawn_ids(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(1, 300, (count,), generator=generator).tolist())
+
+
+IDS = drawn_ids(13, seed=3)
 
 
 @cache
@@ -204,10 +211,7 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
         monkeypatch.setattr(layer_capture, name, 2000)
     monkeypatch.setattr(layer_capture.SpooledOutputs, "see_logits", noting)
-    prompts = [
-        tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist())
-        for n in range(4)
-    ]
+    prompts = [drawn_ids(90, seed) for seed in range(4)]
     with captured(tmp_path, loaded, "decode", prompts=prompts, layer_floor=0) as run:
         assert (run.rows("layer", pair=0)["positions"] == 90).all()
     assert max(held) <= 29 * 2000
