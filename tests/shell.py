@@ -23,6 +23,13 @@ def python(code, **variables):
     )
 
 
+def ran(command, **options):
+    """A command that ended well, with what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
 def words_of(command):
     """Words that bash makes of a command, without running it, in the locale that knows ASCII
     alone.
@@ -70,11 +77,4 @@ def run_workflow(page, folder, **variables):
     }
     given = {**os.environ, **environment(folder), **summary, **variables}
     for step in steps:
-        done = subprocess.run(
-            ["bash", "-e", "-c", step],
-            cwd=folder,
-            env=given,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        ran(["bash", "-e", "-c", step], cwd=folder, env=given)

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -34,6 +33,7 @@ from core.runs.queries.heatmap import (
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
 from tests.places import CASES, ROOT, RUNS
+from tests.shell import ran
 
 GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
@@ -180,15 +180,7 @@ def judged_paths():
     kernels.
     """
     command = [sys.executable, "-m", "tests.golden.judged_paths"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **PORTABLE},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(command, cwd=ROOT, env={**os.environ, **PORTABLE})
     return json.loads(done.stdout)
 
 

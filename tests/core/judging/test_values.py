@@ -20,7 +20,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import as_json, report_of_run
 from core.runs.store.store import Store
 from tests.core.evidence import rows_of
-from tests.core.runs.made_runs import ingested, opened
+from tests.core.runs.made_runs import ingested, opened, verdict_of
 
 RANDOM = np.random.default_rng(11)
 ROWS = RANDOM.normal(size=(40, 96)).astype(np.float32)
@@ -109,7 +109,7 @@ def test_a_dump_declares_its_values_and_a_wrong_word_is_refused(tmp_path):
 
 def test_noise_of_rounding_is_likely_rounding(tmp_path):
     run = stored(tmp_path, ROWS, NEAR)
-    assert run.pairs[0].verdict == "likely rounding"
+    assert verdict_of(run) == "likely rounding"
     assert row_of(run, ARRAYS_ALONE).outcome == PASSED
     # figures of tokens are absent there too
     assert row_of(run, ARRAYS_ALONE).figures.flips_beyond_noise is None
@@ -129,7 +129,7 @@ def test_noise_of_rounding_is_likely_rounding(tmp_path):
 def test_faults_of_values_are_seen(tmp_path, variant, verdict):
     # named: values of a model in bfloat16 may differ by as much
     run = stored(tmp_path, ROWS, variant, compute_dtype=np.array("float32"))
-    assert run.pairs[0].verdict == verdict
+    assert verdict_of(run) == verdict
     if verdict == "invalid dump":
         assert row_of(run, NUMBERS).outcome == FAILED
 
@@ -142,7 +142,7 @@ def test_rows_of_one_huge_value_excuse_nothing_and_accuse_nothing(tmp_path):
         huge,
         moved + np.float32(1e-3) * RANDOM.random(ROWS.shape, np.float32),
     )
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
     assert row_of(run, ARRAYS_ALONE).outcome == NOTED
     median = np.median(np.abs(huge), axis=1).min()
     assert row_of(run, ARRAYS_ALONE).figures.peak == pytest.approx(5000 / median)
@@ -153,12 +153,12 @@ def test_a_score_near_zero_is_as_uncertain_as_the_others(tmp_path):
     noise = np.spacing(np.abs(scores).max()) * RANDOM.normal(size=40)
     run = stored(tmp_path, scores, (scores + noise).astype(np.float32))
     assert run.pairs[0].summary.max_row_ulps > 1000
-    assert run.pairs[0].verdict == "likely rounding"
+    assert verdict_of(run) == "likely rounding"
 
 
 def test_few_values_are_undecided(tmp_path):
     run = stored(tmp_path, ROWS[:1, :8], NEAR[:1, :8])
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
 
 
 def test_order_is_recorded_with_the_run(tmp_path):
@@ -190,7 +190,7 @@ def test_a_noise_floor_of_embeddings_decides(tmp_path):
     controls = measure_controls(run, floor=[tmp_path / "floor.npz"])
     store = Store(tmp_path / "store")
     with opened(store, judge_stored(store, run, controls)) as judged:
-        assert judged.pairs[0].verdict == "rounding"
+        assert verdict_of(judged) == "rounding"
 
 
 def test_a_gate_takes_arrays_conditions_alone(tmp_path):

@@ -145,6 +145,11 @@ def opened(store, run_id):
     return RunReader(store.path_of(run_id))
 
 
+def verdict_of(run):
+    """The verdict of its first pair."""
+    return run.pairs[0].verdict
+
+
 def sample(name):
     """A sample run, as tests see them."""
     return RunReader(RUNS / f"{name}.duckdb")
