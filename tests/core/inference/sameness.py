@@ -13,7 +13,11 @@ from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.generating.generation import plan_generation
 from core.inference.models.model import load_model
+from core.inference.paths import paths
+from core.inference.paths.bases import Base
 from core.inference.paths.engines import side_of, whole_side
+from core.inference.paths.grammar import BASE_ARGUMENTS, MODIFIER_ARGUMENTS
+from core.inference.paths.modifiers import Modifier
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import opened
 
@@ -43,6 +47,18 @@ def apart(a, b):
 
 def rms(values):
     return float(values.double().square().mean().sqrt())
+
+
+def plant_base(monkeypatch, name, compute):
+    """A base of paths that computes so."""
+    monkeypatch.setitem(paths.BASES, name, Base(compute))
+    monkeypatch.setitem(BASE_ARGUMENTS, name, ())
+
+
+def plant_modifier(monkeypatch, name, change):
+    """A modifier of paths that changes batches so."""
+    monkeypatch.setitem(paths.MODIFIERS, name, Modifier(change))
+    monkeypatch.setitem(MODIFIER_ARGUMENTS, name, ())
 
 
 def tokens(loaded):

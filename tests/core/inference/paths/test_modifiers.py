@@ -12,11 +12,9 @@ import torch._inductor.config
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.paths import paths
 from core.inference.paths.batch import PromptBatch, ignore
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import MODIFIER_ARGUMENTS
-from core.inference.paths.modifiers import MODIFIERS, Modifier
+from core.inference.paths.modifiers import MODIFIERS
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
@@ -27,6 +25,7 @@ from tests.core.inference.sameness import (
     logits_of,
     on_cpu,
     planned,
+    plant_modifier,
     tokens,
 )
 from tests.covering import covering
@@ -119,8 +118,7 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
         yield batch
         next(batch.loaded.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
 
-    monkeypatch.setitem(paths.MODIFIERS, "leaky", Modifier(leaky))
-    monkeypatch.setitem(MODIFIER_ARGUMENTS, "leaky", ())
+    plant_modifier(monkeypatch, "leaky", leaky)
     loaded = on_cpu(model_folders["llama"])
     assert not leaves_no_trace("prefill+leaky", loaded)
 

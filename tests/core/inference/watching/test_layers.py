@@ -14,8 +14,6 @@ from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.model import loaded_from
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.grammar import MODIFIER_ARGUMENTS
-from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
 from core.runs.queries.layers import first_module, furthest_module, modules
@@ -24,7 +22,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference import sameness
 from tests.core.inference.conftest import CONFIGS, FEWER, config_of
-from tests.core.inference.sameness import planned
+from tests.core.inference.sameness import planned, plant_modifier
 from tests.covering import few
 
 pytestmark = pytest.mark.model
@@ -68,8 +66,7 @@ def plant(monkeypatch, loaded, name, change):
         with loaded.model.get_submodule(name).register_forward_hook(hook):
             yield batch
 
-    monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
-    monkeypatch.setitem(MODIFIER_ARGUMENTS, "faulty", ())
+    plant_modifier(monkeypatch, "faulty", modified)
 
 
 def nudged(output):

@@ -5,6 +5,7 @@ softmax in float64.
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import softmax
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
@@ -18,18 +19,11 @@ def by_hand(run, pair, row):
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
-        bits = run.read_rows(
-            index,
-            place := run.header.row_of(row["prompt"], row["position"]),
-            place + 1,
-        )[0]
+        bits = run.at(index, row["prompt"], row["position"])
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
         # equal ones by token id
         order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))
-    share = {
-        side: np.exp(values - values.max()) / np.exp(values - values.max()).sum()
-        for side, values in logits.items()
-    }
+    share = {side: softmax(values) for side, values in logits.items()}
     expected = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
         token = order[side][0]
