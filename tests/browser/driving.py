@@ -132,7 +132,7 @@ def click_row(page, text, x=120):
         .first
     )
     cell.wait_for(state="attached")
-    row = int((cell.get_attribute("id") or "").rpartition("-")[2])
+    row = int(cell.get_attribute("id").rpartition("-")[2])
     cell.locator("xpath=ancestor::*[@data-testid='stDataFrame']").click(
         position={"x": x, "y": 52 + 33 * row},
     )
@@ -169,17 +169,14 @@ def wait_for_map(page):
 
 def window(canvas):
     """First and last row, first and last column of what is drawn."""
-    rows, columns = (canvas.get_attribute("data-window") or "").split(",")
+    rows, columns = canvas.get_attribute("data-window").split(",")
     return (*map(float, rows.split(":")), *map(float, columns.split(":")))
 
 
 def place(canvas, row, column):
     """Where on the screen a row and column are drawn."""
     box = canvas.bounding_box()
-    assert box is not None
-    left, top, width, height = (
-        float(v) for v in (canvas.get_attribute("data-plot") or "").split(",")
-    )
+    left, top, width, height = map(float, canvas.get_attribute("data-plot").split(","))
     y0, y1, x0, x1 = window(canvas)
     return (
         box["x"] + left + (column - x0) / (x1 - x0) * width,

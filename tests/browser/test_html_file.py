@@ -33,7 +33,7 @@ def test_it_opens_from_a_disk_without_a_network(scheme, browser, address):
         offline=True,
     )
     tab = context.new_page()
-    problems, requests = what_went_wrong(tab), list[str]()
+    problems, requests = what_went_wrong(tab), []
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(address)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]

@@ -120,7 +120,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     expect(page.get_by_role("tooltip")).to_contain_text("position 38")
     assert re.search(
         r"position 38.*max ULPs [\d,]+.*KL",
-        token(page, 38).get_attribute("aria-label") or "",
+        token(page, 38).get_attribute("aria-label"),
     )
     page.keyboard.press("End")
     assert page.evaluate(focused) == 286

@@ -13,10 +13,14 @@ from tests.app.opening import click, enter, figures_of, open_page, page_text, se
 from tests.places import ROLLOUTS
 
 
+def slime(store, **more):
+    """The id of a run of what slime wrote of a step."""
+    return ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"], **more)
+
+
 @pytest.fixture
 def page(store):
-    run = ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"], name="rollout 2")
-    return open_page("overview", run=run)
+    return open_page("overview", run=slime(store, name="rollout 2"))
 
 
 def test_the_headline_figures_are_those_of_the_tokens(page):
@@ -31,8 +35,7 @@ def test_the_headline_figures_are_those_of_the_tokens(page):
 
 @pytest.mark.parametrize("name", ["flips", "near_ties"])
 def test_pages_of_top_tokens_show_no_empty_charts(name, store):
-    run = ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"])
-    opened = open_page(name, run=run)
+    opened = open_page(name, run=slime(store))
     assert len(opened.info) == 1
     assert not opened.get("plotly_chart")
     assert not opened.metric
@@ -41,8 +44,7 @@ def test_pages_of_top_tokens_show_no_empty_charts(name, store):
 
 def test_two_runs_of_chosen_tokens_compare_without_flips(store):
     """Which are unknown, not 0."""
-    steps = [ingest(Store(store), [ROLLOUTS / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
-    opened = open_page("compare", run=steps[0], **{"with": steps[1]})
+    opened = open_page("compare", run=slime(store), **{"with": slime(store)})
     assert "positions that flip unknown" in page_text(opened)
 
 

@@ -55,7 +55,6 @@ def judged(address, prompts=PROMPTS, model=""):
     """Figures of every axis of a server, by name."""
     probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address), model)])
     state = probe.run().state
-    assert state is not None
     sides = align([state.cold, *state.sides.values()])
     _, _, verdicts = judge_state(state, sides)
     figures = axes_of(row for verdict in verdicts for row in verdict.evidence)

@@ -15,7 +15,6 @@ from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.response_run import write_responses
 
-Row = dict[int, float]
 MADE = Path(__file__).with_name("made")
 
 

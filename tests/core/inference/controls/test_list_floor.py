@@ -77,7 +77,7 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded):
         side(loaded, "faulty", rows),
     )
     assert found.name == "undecided"
-    assert (found.noise_ratio or 0) > 4
+    assert found.noise_ratio > 4
     assert figures_of(found).worst_position_ratio > 10
 
 

@@ -61,12 +61,17 @@ def parts_of(path, loaded):
     return parts, logits
 
 
+def feed(loaded, ids, cache):
+    """A plain forward that reads and writes a cache."""
+    loaded.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+
+
 def own_cache(loaded):
     """A plain forward that knows nothing of paths; it keeps every position, also of a window."""
     cache = DynamicCache(config=loaded.model.config)
     cache.activate_past_recording()
     with torch.inference_mode():
-        loaded.model(torch.tensor([tokens(loaded)]), past_key_values=cache, use_cache=True)
+        feed(loaded, tokens(loaded), cache)
     return cache
 
 
@@ -112,9 +117,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     ids = loaded.tokenizer(text)["input_ids"][:48]
     whole, parts = (DynamicCache(config=loaded.model.config) for _ in range(2))
     with torch.inference_mode():
-        loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
-        loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
-        loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
+        feed(loaded, ids, whole)
+        feed(loaded, ids[:prompt], parts)
+        feed(loaded, ids[prompt:], parts)
     with captured(store, loaded, [ids], f"reuse:{prompt}") as run:
         table = run.rows("kv", pair=0)
         heads = table.groupby(["layer", "kind"])
