@@ -152,7 +152,8 @@ def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(cli, tmp_path, monkeyp
 def test_nothing_is_stored_of_a_probe_that_failed(cli, tmp_path):
     with odd.serving(odd.good, odd.html) as (address, _):
         done = cli("probe", address, "--prompt", "x", "--store", tmp_path / "runs")
-    assert "error: /v1/completions: the server sends" in done.refusal
+    assert done.returncode == 2
+    assert "error: /v1/completions: the server sends" in done.stderr.splitlines()[-1]
     assert list((tmp_path / "runs").glob("*")) == []
 
 
