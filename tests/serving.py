@@ -15,7 +15,7 @@ from pathlib import Path
 import httpx2
 import numpy as np
 
-from tests.places import ROOT
+from tests.places import ROOT, RUNS
 from tests.waiting import until
 
 
@@ -47,7 +47,7 @@ def start(
 ):
     """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
     port, began = port or free_port(), time.perf_counter()
-    settings = {"store": str(store), "samples": str(ROOT / "tests" / "runs"), **settings}
+    settings = {"store": str(store), "samples": str(RUNS), **settings}
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")
     }

@@ -23,6 +23,13 @@ def python(code, **variables):
     )
 
 
+def ran(command, **options):
+    """A command that ended well, with what it printed."""
+    done = subprocess.run(command, capture_output=True, text=True, **options)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done
+
+
 def words_of(command):
     """Words that bash makes of a command, without running it, in the locale that knows ASCII
     alone.
@@ -47,13 +54,19 @@ def command_in(folder):
     path.chmod(0o755)
 
 
+def steps_in(page):
+    """Steps of the one job of a workflow in a guide."""
+    text = (ROOT / "docs" / "guides" / page).read_text()
+    workflow = text.partition("```yaml\n")[2].partition("```")[0]
+    (job,) = yaml.safe_load(workflow)["jobs"].values()
+    return job["steps"]
+
+
 def run_workflow(page, folder, **variables):
     """Run every `run` step of a documented workflow that calls ULPscope, in a folder with the
     sample runs.
     """
-    text = (ROOT / "docs" / "guides" / page).read_text()
-    (job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
-    steps = [step["run"] for step in job["steps"] if "ulpscope " in step.get("run", "")]
+    steps = [step["run"] for step in steps_in(page) if "ulpscope " in step.get("run", "")]
     assert steps
     if not (folder / "sample_runs").exists():
         (folder / "sample_runs").symlink_to(ROOT / "sample_runs")
@@ -64,11 +77,4 @@ def run_workflow(page, folder, **variables):
     }
     given = {**os.environ, **environment(folder), **summary, **variables}
     for step in steps:
-        done = subprocess.run(
-            ["bash", "-e", "-c", step],
-            cwd=folder,
-            env=given,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        ran(["bash", "-e", "-c", step], cwd=folder, env=given)

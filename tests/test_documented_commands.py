@@ -17,6 +17,7 @@ import pytest
 from core.__main__ import app
 from tests.core.conftest import environment
 from tests.places import ROOT
+from tests.shell import ran
 
 INSTALLED = Path(sys.prefix) / "bin" / "ulpscope"
 PAGES = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
@@ -207,13 +208,7 @@ def test_the_installed_command_takes_over_what_core_has_compiled(tmp_path):
     dump = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
     for command in ([sys.executable, "-m", "core"], [INSTALLED]):
         where = ROOT if len(command) > 1 else tmp_path
-        done = subprocess.run(
-            [*command, "compare", dump, "--json"],
-            cwd=where,
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
+        done = ran([*command, "compare", dump, "--json"], cwd=where)
         assert json.loads(done.stdout)["verdict"] == "likely rounding"
 
 

@@ -11,7 +11,6 @@ import json
 import math
 import os
 import shlex
-import subprocess
 import sys
 import tempfile
 from contextlib import redirect_stderr, redirect_stdout
@@ -21,7 +20,6 @@ import numpy as np
 import pytest
 
 from core.__main__ import main
-from core.judging.ingest import ingest
 from core.runs.dumps.export import export_npz
 from core.runs.queries.heatmap import (
     MEASURES,
@@ -32,13 +30,14 @@ from core.runs.queries.heatmap import (
     largest_level,
     tile_cells,
 )
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.places import ROOT
+from tests.core.runs.made_runs import ingested
+from tests.places import CASES, ROOT, RUNS
+from tests.shell import ran
 
 GOLDEN = ROOT / "tests" / "golden"
 DUMPS = sorted(
-    [*(ROOT / "tests" / "cases").glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
+    [*CASES.glob("*.npz"), *(ROOT / "sample_runs" / "dumps").glob("*.npz")],
 )
 LISTS = "tests/core/responses/payloads"
 TOP_K = {
@@ -147,7 +146,7 @@ def exported_arrays():
         store = Store(Path(folder) / "runs")
         for dump in DUMPS:
             out = Path(folder) / dump.name
-            with RunReader(store.path_of(ingest(store, [dump]))) as stored:
+            with ingested(store, dump) as stored:
                 export_npz(stored, out)
             with np.load(out) as arrays:
                 outputs[dump.stem] = {name: digest(arrays[name]) for name in sorted(arrays.files)}
@@ -160,7 +159,7 @@ def heatmap_tiles():
     with tempfile.TemporaryDirectory() as folder:
         store = Store(Path(folder) / "runs")
         for dump in DUMPS:
-            with RunReader(store.path_of(ingest(store, [dump]))) as stored:
+            with ingested(store, dump) as stored:
                 outputs[dump.stem] = {
                     f"{order}, {measure}, level {level}": digest(
                         tile_cells(
@@ -181,15 +180,7 @@ def judged_paths():
     kernels.
     """
     command = [sys.executable, "-m", "tests.golden.judged_paths"]
-    done = subprocess.run(
-        command,
-        cwd=ROOT,
-        env={**os.environ, **PORTABLE},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = ran(command, cwd=ROOT, env={**os.environ, **PORTABLE})
     return json.loads(done.stdout)
 
 
@@ -231,7 +222,7 @@ def test_a_planted_change_is_seen(name):
 
 if __name__ == "__main__":
     os.chdir(ROOT)
-    os.environ["ULPSCOPE_SAMPLES"] = str(ROOT / "tests" / "runs")
+    os.environ["ULPSCOPE_SAMPLES"] = str(RUNS)
     for name, output in OUTPUTS.items():
         (GOLDEN / f"{name}.json").write_text(
             json.dumps(output(), indent=0) + "\n",

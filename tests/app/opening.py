@@ -55,9 +55,26 @@ def open_page(page, open_=(), **link):
     app = followed(page, **link)
     for key in open_:
         app.session_state[key] = True
+    return drawn(app)
+
+
+def drawn(app):
+    """The page, drawn once more, without an exception."""
     app.run()
-    assert not app.exception, (page, [error.value for error in app.exception])
+    assert not app.exception, [error.value for error in app.exception]
     return app
+
+
+def click(app, key):
+    """The page after a click on a button."""
+    app.button(key=key).click()
+    return drawn(app)
+
+
+def enter(app, kind, key, value):
+    """The page after something was entered into a control of a kind, as `text_input`."""
+    getattr(app, kind)(key=key).set_value(value)
+    return drawn(app)
 
 
 def page_text(app):
@@ -75,7 +92,8 @@ def page_text(app):
         "subheader",
     )
     texts = [str(element.value) for kind in kinds for element in getattr(app, kind)]
-    return "\n".join([*texts, *(fold.label for fold in app.expander)]).replace("\\", "")
+    text = "\n".join([*texts, *(fold.label for fold in app.expander)])
+    return text.replace("\\", "").replace("\N{WORD JOINER}", "")
 
 
 def keys(app):
@@ -86,6 +104,11 @@ def keys(app):
 def codes(app):
     """The texts that the page shows to be copied."""
     return [element.value for element in app.code]
+
+
+def table_of(app):
+    """The first table of the page."""
+    return app.dataframe[0].value
 
 
 def metrics(app):

@@ -28,7 +28,6 @@ def test_a_dropped_file_stands_in_place_of_what_was_typed():
 def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_as_them(tmp_path):
     long = ("é\n" * PROMPT_BYTES, "short")
     carried = form(prompts=long).prompt_file
-    assert carried is not None
     (tmp_path / carried.name).write_bytes(carried.content)
     assert tuple(prompt.text for prompt in read_prompts(tmp_path / carried.name)) == long
     assert FORM.prompt_file is None
@@ -45,7 +44,7 @@ def test_prompts_too_long_for_an_argument_are_carried_in_a_file_that_reads_back_
     ],
 )
 def test_what_is_missing_is_said(change, sentence):
-    assert (form(**change).missing or "").startswith(sentence)
+    assert form(**change).missing.startswith(sentence)
     assert FORM.missing is None
     assert form(variants=(), repeat=2).missing is None
 

@@ -7,13 +7,13 @@ from dataclasses import fields, replace
 import pytest
 
 from core.capture_request import CaptureRequest
-from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.run_json import run_json
 from core.text import is_seen
 from tests.app.opening import codes, open_page, page_text
 from tests.core.runs.damaging import damaged, with_texts
 from tests.core.runs.judged_runs import judged_run
+from tests.core.runs.made_runs import opened
 from tests.shell import words_of
 
 # Line ends, ^C and ^Z, a colour, a backspace, right to left, an isolate, nothing of no width, a
@@ -79,7 +79,7 @@ def test_a_command_that_a_file_states_is_shown_as_its_own_and_never_offered(bare
         table.value for table in app.table if "recorded command (unverified)" in table.value.index
     )
     assert f"{STATED}\\x1b" in table.to_string().replace("\\-", "-").replace("\\\\", "\\")
-    with RunReader(bare_store.path_of(run_id)) as run:
+    with opened(bare_store, run_id) as run:
         told = run_json(run)
         assert told["command"] == ""
         assert told["stated_command"] == f"{STATED}\\x1b"

@@ -12,8 +12,7 @@ import pytest
 from app.shell import exports
 from core.numerics.formats import values_of
 from core.runs.queries.flips import flip_table
-from core.runs.reader import RunReader
-from tests.places import ROOT
+from tests.core.runs.made_runs import sample
 
 FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "'=1"]
 HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
@@ -95,7 +94,7 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 
 
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
-    with RunReader(ROOT / "tests" / "runs" / "injected-bug.duckdb") as run:
+    with sample("injected-bug") as run:
         found = flip_table(run, 0)
         logits = values_of(
             run.at(1, int(found["prompt"][0]), int(found["position"][0])),

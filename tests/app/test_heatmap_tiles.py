@@ -11,9 +11,8 @@ from starlette.testclient import TestClient
 from app.heatmap import routes
 from app.shell import store_cache, store_changes
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run
 
 ROW, TOKEN = 40, 1234
 
@@ -139,7 +138,7 @@ def test_a_rectangle_that_is_none_is_refused(client, query, end):
 def test_tokens_are_those_of_the_cells_with_their_texts(client, store):
     by_id = largest(client, "tokens", rows="3:4", columns="7:9")
     assert by_id.json() == [[[7, "·t"], [8, "#8"]]]
-    with RunReader(store.path_of("one")) as run:
+    with opened(store, "one") as run:
         logits = [values_of(row, BFLOAT16) for row in run.read_rows(0, 3, 5)]
     ranked = [np.argsort(-row, kind="stable")[10:12].tolist() for row in logits]
     by_rank = largest(client, "tokens", order="rank", rows="3:5", columns="10:12")

@@ -12,11 +12,12 @@ from app import navigation
 from app.shell.widgets import code, escape
 from core.runs.ops_run import write_ops_run
 from core.runs.store import labels
-from tests.app.opening import ROOT, open_page
+from tests.app.opening import open_page
 from tests.core.runs.damaging import with_texts
 from tests.core.runs.made_runs import copied
 from tests.core.runs.test_ops_run import header, row_of
 from tests.covering import covering
+from tests.places import RUNS
 
 HOSTILE = (
     "x` **boldly** [y](https://evil.example/x) :red[z] <img src=x onerror=alert(1)>"
@@ -119,7 +120,7 @@ def hostile(built, bare_store, monkeypatch):
 def hostile_run(store, sample):
     path = copied(store.directory / "mine.duckdb")
     path.chmod(0o644)
-    path.write_bytes((ROOT / "tests" / "runs" / f"{sample}.duckdb").read_bytes())
+    path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
     store.label(
         "mine",

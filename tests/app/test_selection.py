@@ -11,9 +11,9 @@ from app.components import stepper
 from app.overview import token_strip
 from app.shell import address, selection
 from core.runs.queries.heat import COLOURS, heat
-from core.runs.reader import RunReader
 from tests.app import opening
-from tests.places import ROOT
+from tests.app.opening import click, enter
+from tests.core.runs.made_runs import sample
 
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
@@ -23,7 +23,7 @@ pytestmark = pytest.mark.usefixtures("own_store")
 
 def followed(page="runs", **link):
     """A new viewer's page at an address."""
-    return opening.followed(page, **link).run()
+    return opening.drawn(opening.followed(page, **link))
 
 
 def warnings(app):
@@ -70,11 +70,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
         ("0", "0"),
         "9…'; this run has 0 to 441, and 0 is selected",
     ),
-    "a fraction": (
-        {"position": "1.5"},
-        ("0", "0"),
-        "position '1.5'; this run has 0 to 441, and 0 is selected",
-    ),
     "what only Python reads": (
         {"position": "1_0"},
         ("0", "0"),
@@ -91,7 +86,6 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
 @pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sentence):
     app = followed("overview", **link)
-    assert not app.exception
     assert not app.error
     assert title(app) == "Runs"
     assert sentence in warnings(app)
@@ -101,7 +95,6 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
 @pytest.mark.parametrize(("link", "place", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
 def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(link, place, sentence):
     app = followed("near_ties", run=RUN, **link)
-    assert not app.exception
     assert title(app) == "Near ties"
     assert (app.query_params["prompt"], app.query_params["position"]) == place
     assert sentence in warnings(app)
@@ -149,7 +142,7 @@ def test_only_back_and_another_page_read_an_address_that_was_replaced(way, monke
     """
     app = followed("near_ties", run=RUN, variant="decode", prompt="1", position="36")
     earlier = dict(app.query_params)
-    app.number_input(key="position").set_value(37).run()
+    enter(app, "number_input", "position", 37)
     assert app.query_params["position"] == "37"
     if way == "Back":
         monkeypatch.setattr(address, "is_back", lambda: True)
@@ -184,7 +177,6 @@ def test_a_second_run_says_again_what_the_widgets_of_a_link_show():
 def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
     app = followed("flips", run="gone", position="x")
-    assert not app.exception
     assert "The run 'gone' is not here" in warnings(app)
     assert "No runs yet" in app.info[0].value
 
@@ -193,8 +185,7 @@ def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "captured-and-deleted"  # what the button leaves behind
     app.session_state["opened"] = "overview"
-    app.run()
-    assert not app.exception
+    opening.drawn(app)
     assert title(app) == "Runs"
     assert "'captured-and-deleted' was deleted" in warnings(app)
     assert "opened" not in app.session_state  # or the gallery would go on to another run
@@ -232,7 +223,6 @@ def asked_of(page):
 def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
     said = asked_of(page)
     app = followed(page, run=RUN, prompt="1", position="36", **said)
-    assert not app.exception
     assert warnings(app) == ""
     for setting in (setting for setting in WITH_SETTINGS[page] if setting.name in said):
         assert app.session_state[setting.key] == setting.parse(said[setting.name])
@@ -247,7 +237,6 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
     settings = [setting for setting in WITH_SETTINGS[page] if is_checked(setting)]
     app = followed(page, run=RUN, prompt="1", **{setting.name: value for setting in settings})
-    assert not app.exception
     assert not app.error
     for setting in settings:
         assert f"asks for {setting.name} '" in warnings(app)
@@ -257,11 +246,11 @@ def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, v
 
 def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
     app = followed("overview", run=RUN, prompt="1")
-    app.selectbox(key="strip_colour").set_value("mean ULPs").run()
+    enter(app, "selectbox", "strip_colour", "mean ULPs")
     assert app.query_params["colour"] == "mean-ulps"
     app.switch_page("../pages/near_ties.py").run()
     assert "colour" not in app.query_params
-    app.slider(key="threshold").set_value(9).run()
+    enter(app, "slider", "threshold", 9)
     assert app.query_params["threshold"] == "9"
     app.query_params.clear()  # as a switch by st.switch_page does; links carry their page's own
     app.switch_page("../pages/overview.py").run()
@@ -275,7 +264,7 @@ def view_of(run, prompt=0, position=0):
 
 
 def test_steps_lead_to_the_positions_that_sql_finds():
-    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
+    with sample(RUN) as run:
         places = stepper.places(view_of(run, prompt=1))
         rows = run._database.rows(
             "SELECT position FROM position WHERE prompt = 1 AND near_tie ORDER BY position",
@@ -291,10 +280,10 @@ def test_buttons_step_from_flip_to_flip_and_end_there():
     app = followed("near_ties", run=RUN, prompt="1", position="0")
     assert app.button(key="previous_flip").disabled
     for position in ("30", "36", "239"):
-        app.button(key="next_flip").click().run()
+        click(app, "next_flip")
         assert app.query_params["position"] == position
     assert app.button(key="next_flip").disabled
-    app.button(key="worst").click().run()
+    click(app, "worst")
     assert app.query_params["position"] == "204"
 
 
@@ -310,7 +299,7 @@ def test_buttons_step_from_flip_to_flip_and_end_there():
     ],
 )
 def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
-    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
+    with sample(RUN) as run:
         view = view_of(run, prompt=1, position=7)
         go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
         session = {"view": view, "position": 7, "strip": {"go": go}}

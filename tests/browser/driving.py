@@ -5,7 +5,7 @@ import re
 import shutil
 from contextlib import suppress
 
-from playwright.sync_api import TimeoutError
+from playwright.sync_api import TimeoutError, expect
 
 
 def chromium():
@@ -103,6 +103,23 @@ def visit(page, dashboard, path=""):
     settle(page)
 
 
+def expect_title(page, title):
+    """Wait for the page of this title, and until it has come to rest."""
+    expect(page.locator("h1")).to_have_text(title)
+    settle(page)
+
+
+def expect_heading(page, name, is_exact=True):
+    """Wait for a heading, and until the page has come to rest."""
+    expect(page.get_by_role("heading", name=name, exact=is_exact)).to_be_visible()
+    settle(page)
+
+
+def press(page, name, is_exact=False):
+    """Click a button."""
+    page.get_by_role("button", name=name, exact=is_exact).click()
+
+
 def click_row(page, text, x=120):
     """Click the first row of a table in which a cell has this text; 17 pixels from the left is the
     box that ticks it.
@@ -115,7 +132,7 @@ def click_row(page, text, x=120):
         .first
     )
     cell.wait_for(state="attached")
-    row = int((cell.get_attribute("id") or "").rpartition("-")[2])
+    row = int(cell.get_attribute("id").rpartition("-")[2])
     cell.locator("xpath=ancestor::*[@data-testid='stDataFrame']").click(
         position={"x": x, "y": 52 + 33 * row},
     )
@@ -152,17 +169,14 @@ def wait_for_map(page):
 
 def window(canvas):
     """First and last row, first and last column of what is drawn."""
-    rows, columns = (canvas.get_attribute("data-window") or "").split(",")
+    rows, columns = canvas.get_attribute("data-window").split(",")
     return (*map(float, rows.split(":")), *map(float, columns.split(":")))
 
 
 def place(canvas, row, column):
     """Where on the screen a row and column are drawn."""
     box = canvas.bounding_box()
-    assert box is not None
-    left, top, width, height = (
-        float(v) for v in (canvas.get_attribute("data-plot") or "").split(",")
-    )
+    left, top, width, height = map(float, canvas.get_attribute("data-plot").split(","))
     y0, y1, x0, x1 = window(canvas)
     return (
         box["x"] + left + (column - x0) / (x1 - x0) * width,

@@ -10,8 +10,8 @@ import pytest
 from playwright.sync_api import expect
 
 from app.navigation import PAGES
-from tests.browser.driving import visit
-from tests.serving import ROOT
+from tests.browser.driving import expect_title, visit
+from tests.places import RUNS
 
 
 def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(
@@ -24,14 +24,14 @@ def test_a_run_that_arrives_or_goes_while_the_gallery_is_open_is_noticed(
     before = counted.inner_text()
     dashboard.store.mkdir(exist_ok=True)
     copy = dashboard.store / "arrives.duckdb"
-    shutil.copy(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb", copy)
+    shutil.copy(RUNS / "batch-1-against-n.duckdb", copy)
     expect(counted).not_to_have_text(before)
     visit(page, dashboard, "overview?run=arrives")
-    expect(page.locator("h1")).to_have_text("Overview")
+    expect_title(page, "Overview")
     copy.unlink()
     page.get_by_role("link", name="Flips").click()
     expect(page.get_by_text("The run 'arrives' was deleted")).to_be_visible()
-    expect(page.locator("h1")).to_have_text("Runs")
+    expect_title(page, "Runs")
 
 
 @pytest.mark.thorough

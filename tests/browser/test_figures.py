@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driving import pause, settle, visit
+from tests.browser.driving import expect_heading, pause, settle, visit
 
 AT = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 RANGE = "figure => figure._fullLayout.xaxis.range.map((end) => Math.round(end * 1e6) / 1e6)"
@@ -19,10 +19,7 @@ def figure(page, key):
 
 def step(page, key, position):
     page.keyboard.press(key)
-    expect(
-        page.get_by_role("heading", name=f"Top tokens at position {position} "),
-    ).to_be_visible()
-    settle(page)
+    expect_heading(page, f"Top tokens at position {position} ", is_exact=False)
 
 
 def zoom(page, chart):

@@ -13,7 +13,16 @@ from playwright.sync_api import expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.file.records import Prompt
 from core.runs.store.store import Store
-from tests.browser.driving import pause, place, settle, visit, wait_for_map, window
+from tests.browser.driving import (
+    expect_heading,
+    pause,
+    place,
+    press,
+    settle,
+    visit,
+    wait_for_map,
+    window,
+)
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
@@ -174,8 +183,7 @@ def test_the_keyboard_reaches_everything(page, dashboard):
     assert after[2] < before[2]
     expect(page.locator(".tip")).to_be_visible(timeout=10_000)  # what is at the middle is told
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name=re.compile("Token .* at position"))).to_be_visible()
-    settle(page)
+    expect_heading(page, re.compile("Token .* at position"))
     position = int(re.search(r"position=(\d+)", page.url).group(1))
     assert after[0] <= position < after[1]
     canvas.focus()
@@ -191,7 +199,7 @@ def test_the_first_ranks_come_first_with_texts_and_every_logit_is_one_click_away
     canvas = opened(page, dashboard, "run=batch-1-against-n", order="")
     assert window(canvas) == (0, 287, 0, 64)
     with page.expect_response(re.compile("/tokens")) as texts:
-        page.get_by_role("button", name="Rows at the position").click()
+        press(page, "Rows at the position")
     wait_for_map(page)
     rows = texts.value.json()
     assert window(canvas) == (0, 17, 0, 16)
@@ -200,7 +208,7 @@ def test_the_first_ranks_come_first_with_texts_and_every_logit_is_one_click_away
     token, text = rows[0][0]  # the argmax of position 0
     page.mouse.move(*place(canvas, 0.5, 0.5))
     expect(page.locator(".tip")).to_contain_text(f"{text}  ({token})", timeout=10_000)
-    page.get_by_role("button", name="token id", exact=True).click()  # every logit, by one click
+    press(page, "token id", is_exact=True)  # every logit, by one click
     wait_for_map(page)
     assert window(canvas) == (0, 17, 0, 4096)
     page.wait_for_url(re.compile("order=id"))
@@ -218,16 +226,16 @@ def test_colours_need_no_tile_and_a_tile_is_fetched_once(page, dashboard):
     assert first > 0
     before = canvas.evaluate(COLOURED)
     for name in ("linear", "log"):
-        page.get_by_role("button", name=name, exact=True).click()
+        press(page, name, is_exact=True)
         wait_for_map(page)
         pause(page, 100)
         if name == "linear":
             assert canvas.evaluate(COLOURED) != before
     assert canvas.evaluate(COLOURED) == before
     assert len(asked) == first
-    page.get_by_role("button", name="Zoom in").click()
+    press(page, "Zoom in")
     wait_for_map(page)
-    page.get_by_role("button", name="Zoom out").click()
+    press(page, "Zoom out")
     wait_for_map(page)
     assert len(asked) == len(set(asked))
     assert canvas.evaluate(COLOURED) == before
@@ -247,7 +255,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page, dashboard):
     expect(page.locator(".status")).to_contain_text("<b>its</b> heatmap makes no sense")
     assert page.locator(".status b").count() == 0
     page.unroute("**/tiles/**")
-    page.get_by_role("button", name="Zoom in").click()
+    press(page, "Zoom in")
     wait_for_map(page)
 
 
@@ -259,7 +267,7 @@ def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page, dashboa
             "aria-pressed",
             "true",
         )
-    page.get_by_role("button", name="log", exact=True).click()
+    press(page, "log", is_exact=True)
     page.wait_for_url(re.compile("colours=log"))
     settle(page)
     page.goto(page.url)
@@ -271,7 +279,7 @@ def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page, dashboa
     )
     assert page.locator("canvas[data-state]").evaluate(COLOURED) != before
     with page.expect_download() as saved:
-        page.get_by_role("button", name="Save the map as PNG").click()
+        press(page, "Save the map as PNG")
     assert (
         saved.value.suggested_filename
         == "batch-1-against-n-pair0-heatmap-row_ulps-by-id-rows80-96-columns0-1023.png"

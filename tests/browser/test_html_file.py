@@ -13,9 +13,9 @@ from core.runs.reader import RunReader
 from tests.browser.conftest import what_went_wrong
 from tests.browser.driving import visit
 from tests.browser.test_accessibility import BACK, NO_SCROLL, faults
-from tests.serving import ROOT
+from tests.places import RUNS
 
-SAMPLE = ROOT / "tests" / "runs" / "fresh-against-cached.duckdb"
+SAMPLE = RUNS / "fresh-against-cached.duckdb"
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def test_it_opens_from_a_disk_without_a_network(scheme, browser, address):
         offline=True,
     )
     tab = context.new_page()
-    problems, requests = what_went_wrong(tab), list[str]()
+    problems, requests = what_went_wrong(tab), []
     tab.on("request", lambda request: requests.append(request.url))
     tab.goto(address)
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == BACK[scheme]

@@ -10,10 +10,21 @@ import pytest
 from playwright.sync_api import expect
 
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.browser.driving import choose, click_row, place, settle, visit, wait_for_map, window
+from tests.browser.driving import (
+    choose,
+    click_row,
+    expect_heading,
+    expect_title,
+    place,
+    press,
+    settle,
+    visit,
+    wait_for_map,
+    window,
+)
 from tests.core.runs.layer_runs import MODULES, layer_run
+from tests.core.runs.made_runs import opened
 from tests.serving import serving
 from tests.waiting import until
 
@@ -38,8 +49,7 @@ def dashboard(tmp_path_factory):
 
 def go(page, title):
     page.get_by_role("link", name=title, exact=True).click()
-    expect(page.locator("h1")).to_have_text(title)
-    settle(page)
+    expect_title(page, title)
 
 
 def said(page, *names):
@@ -50,7 +60,7 @@ def said(page, *names):
 
 def hand_over(page, other):
     """Open the link to this view, out of the clipboard, on a colleague's page."""
-    page.get_by_role("button", name="Link to this view").click()
+    press(page, "Link to this view")
     block = page.get_by_test_id("stPopoverBody").get_by_test_id("stCode")
     block.hover()
     block.get_by_role("button", name="Copy to clipboard").click()
@@ -106,20 +116,12 @@ def test_a_link_restores_the_view(page, dashboard):
     visit(page, dashboard, "overview?run=fresh-against-cached&prompt=1")
     choose(page, "Color by", "KL")
     page.locator(".strip .token[data-position='100']").click()
-    expect(
-        page.get_by_role("heading", name="Top tokens at position 100 of prompt 1", exact=True),
-    ).to_be_visible()
-    settle(page)
+    expect_heading(page, "Top tokens at position 100 of prompt 1")
     page.get_by_role("heading", name="Overview").click()
     page.keyboard.press("n")
-    expect(
-        page.get_by_role("heading", name="Top tokens at position 239 of prompt 1", exact=True),
-    ).to_be_visible()
-    settle(page)
+    expect_heading(page, "Top tokens at position 239 of prompt 1")
     hand_over(page, other)
-    expect(
-        other.get_by_role("heading", name="Top tokens at position 239 of prompt 1", exact=True),
-    ).to_be_visible()
+    expect_heading(other, "Top tokens at position 239 of prompt 1")
     assert said(other, "run", "prompt", "position", "colour") == [
         "fresh-against-cached",
         "1",
@@ -151,23 +153,21 @@ def test_a_link_restores_the_view(page, dashboard):
 def test_a_flip_leads_to_its_logits_and_to_a_module(page, dashboard):
     visit(page, dashboard)
     click_row(page, "a run")
-    expect(page.locator("h1")).to_have_text("Overview")
-    settle(page)
+    expect_title(page, "Overview")
     assert said(page, "run", "position") == ["flips", "25"]  # the first flip
     go(page, "Flips")
     click_row(page, "40")
-    expect(page.get_by_role("heading", name="Position 40", exact=True)).to_be_visible()
+    expect_heading(page, "Position 40")
     go(page, "Heatmap")
-    expect(page.get_by_role("heading", name="Largest differences at position 40")).to_be_visible()
+    expect_heading(page, "Largest differences at position 40", is_exact=False)
     canvas = wait_for_map(page)
     for _ in range(12):
         page.mouse.move(*place(canvas, 40.5, 0.5))
         page.mouse.wheel(0, -400)
         wait_for_map(page)
     page.mouse.click(*place(canvas, 40.5, 0.5))
-    expect(page.get_by_role("heading", name="Token 7 at position 40")).to_be_visible()
-    settle(page)
-    with RunReader(Store(dashboard.store).path_of("flips")) as run:
+    expect_heading(page, "Token 7 at position 40", is_exact=False)
+    with opened(Store(dashboard.store), "flips") as run:
         logits = [float(values_of(run.at(side, 0, 40), BFLOAT16)[7]) for side in (0, 1)]
     for logit in logits:
         expect(
@@ -194,12 +194,16 @@ def test_a_flip_leads_to_its_logits_and_to_a_module(page, dashboard):
     go(page, "Runs")  # back there a tick opens nothing
     click_row(page, "a run", x=17)
     expect(page.get_by_text("1 run ticked")).to_be_visible()
-    settle(page)
-    expect(page.locator("h1")).to_have_text("Runs")
+    expect_title(page, "Runs")
 
 
 def row(page, name):
     return page.get_by_role("list", name="Files").get_by_role("listitem").filter(has_text=name)
+
+
+def expect_file(page, name, text):
+    """Wait for a text in the row of a file."""
+    expect(row(page, name)).to_contain_text(text)
 
 
 def choose_file(page, path):
@@ -229,26 +233,25 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page, dashboard):
     go(page, "New run")
     page.route(PARTS, lambda route: route.continue_() if first_byte(route.request) <= 0 else None)
     choose_file(page, path)
-    expect(row(page, "large.npz")).to_contain_text("8.4 MB of")
+    expect_file(page, "large.npz", "8.4 MB of")
     go(page, "Runs")  # it goes on while another page is looked at
     go(page, "New run")
-    expect(row(page, "large.npz")).to_contain_text("8.4 MB of")
+    expect_file(page, "large.npz", "8.4 MB of")
     page.reload()
     page.unroute(PARTS)
     settle(page)
-    expect(row(page, "large.npz")).to_contain_text("choose or drop the same file again")
+    expect_file(page, "large.npz", "choose or drop the same file again")
     with page.expect_request(lambda asked: asked.method == "PUT") as sent:
         choose_file(page, path)
     assert first_byte(sent.value) == 8 << 20
-    expect(row(page, "large.npz")).to_contain_text("arrived")
+    expect_file(page, "large.npz", "arrived")
     (there,) = dashboard.store.glob(".uploads/*/data/large.npz")
     assert there.read_bytes() == path.read_bytes()
     page.get_by_label("Name of the run").fill("In two halves")
-    page.get_by_role("button", name="Save as a run").click()
+    press(page, "Save as a run")
     page.get_by_role("button", name="Open run").click(timeout=300_000)
-    expect(page.locator("h1")).to_have_text("Overview")
-    settle(page)
-    with RunReader(Store(dashboard.store).path_of(said(page, "run")[0])) as run:
+    expect_title(page, "Overview")
+    with opened(Store(dashboard.store), said(page, "run")[0]) as run:
         assert run.header.name == "In two halves"
         assert np.array_equal(run.at(1, 0, 49).view(np.float32), np.load(path)["variant"][49])
     assert not there.exists()

@@ -4,18 +4,14 @@ import re
 
 from playwright.sync_api import expect
 
-from tests.browser.driving import choose, settle, visit
+from tests.browser.driving import choose, expect_heading, expect_title, settle, visit
 
 # Prompt 1 of this run has flips at 30, 36 and 239.
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 
 
 def expect_position(page, position):
-    expect(
-        page.get_by_role(
-            "heading", name=f"Top tokens at position {position} of prompt 1", exact=True
-        ),
-    ).to_be_visible(timeout=60_000)
+    expect_heading(page, f"Top tokens at position {position} of prompt 1")
     expect(page).to_have_url(re.compile(rf"[?&]position={position}(&|$)"))
 
 
@@ -28,19 +24,15 @@ def test_back_undoes_a_setting_and_a_step_one_at_a_time(page, dashboard):
     page.get_by_role("heading", name="Overview").click()
     page.keyboard.press("n")
     expect_position(page, 239)
-    settle(page)
     page.get_by_role("link", name="Near ties", exact=True).click()
-    expect(page.locator("h1")).to_have_text("Near ties")
-    settle(page)
+    expect_title(page, "Near ties")
     assert "colour" not in page.url
     page.go_back()
-    expect(page.locator("h1")).to_have_text("Overview")
+    expect_title(page, "Overview")
     expect_position(page, 239)
-    settle(page)
     assert "colour=kl" in page.url
     page.go_back()
     expect_position(page, 36)
-    settle(page)
     assert "colour=kl" in page.url
     page.go_back()
     expect(page).not_to_have_url(re.compile("colour"))

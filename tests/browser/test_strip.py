@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from core.judging.ingest import ingest
 from core.runs.queries.heat import COLOURS
 from core.runs.store.store import Store
-from tests.browser.driving import settle, visit
+from tests.browser.driving import expect_heading, settle, visit
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -120,7 +120,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     expect(page.get_by_role("tooltip")).to_contain_text("position 38")
     assert re.search(
         r"position 38.*max ULPs [\d,]+.*KL",
-        token(page, 38).get_attribute("aria-label") or "",
+        token(page, 38).get_attribute("aria-label"),
     )
     page.keyboard.press("End")
     assert page.evaluate(focused) == 286
@@ -136,7 +136,7 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     assert "position=36" in page.url  # moving chooses nothing
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
-    expect(page.get_by_role("heading", name="Top tokens at position 1 of")).to_be_visible()
+    expect_heading(page, "Top tokens at position 1 of", is_exact=False)
     expect(page.get_by_role("option", selected=True)).to_have_attribute("data-position", "1")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()

@@ -5,9 +5,9 @@ has the rest.
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driving import settle, visit
+from tests.browser.driving import press, settle, visit
 from tests.browser.test_accessibility import faults
-from tests.browser.test_jobs import PARTS, choose_file, first_byte, large_dump, row
+from tests.browser.test_jobs import PARTS, choose_file, expect_file, first_byte, large_dump, row
 from tests.serving import ROOT, serving
 from tests.waiting import until
 
@@ -47,9 +47,9 @@ def test_a_dump_is_dropped(opened):
         }""",
         [list(DUMP.read_bytes()), "six_calls.npz"],
     )
-    expect(row(opened, "six_calls.npz")).to_contain_text("arrived")
+    expect_file(opened, "six_calls.npz", "arrived")
     expect(opened.get_by_label("Name of the run")).to_have_value("six_calls")
-    opened.get_by_role("button", name="Remove six_calls.npz").click()
+    press(opened, "Remove six_calls.npz")
     expect(row(opened, "six_calls.npz")).to_have_count(0)
 
 
@@ -65,15 +65,15 @@ def test_a_server_that_is_killed_and_started_again_gets_the_rest(browser, own, l
     visit(page, own, "upload")
     waiting = held(page)
     choose_file(page, large)
-    expect(row(page, "large.npz")).to_contain_text(FIRST)
+    expect_file(page, "large.npz", FIRST)
     page.wait_for_timeout(500)
     own.process.kill()
     own.process.wait(20)
     waiting[-1].abort("connectionreset")
-    expect(row(page, "large.npz")).to_contain_text("the server cannot be reached; next attempt in")
+    expect_file(page, "large.npz", "the server cannot be reached; next attempt in")
     page.unroute(PARTS)
     with serving(own.store, port=int(own.url.rsplit(":", 1)[1])):
-        expect(row(page, "large.npz")).to_contain_text("arrived")
+        expect_file(page, "large.npz", "arrived")
         (path,) = own.store.glob(".uploads/*/data/large.npz")
         assert path.read_bytes() == large.read_bytes()
 
@@ -92,8 +92,8 @@ def test_a_proxy_that_takes_small_bodies_gets_small_parts(opened, large):
 
     opened.route(PARTS, narrow)
     choose_file(opened, large)
-    expect(row(opened, "large.npz")).to_contain_text("arrived")
-    opened.get_by_role("button", name="Remove large.npz").click()
+    expect_file(opened, "large.npz", "arrived")
+    press(opened, "Remove large.npz")
 
 
 @pytest.mark.thorough
@@ -110,7 +110,7 @@ def test_cancel_and_every_button_by_keys_without_a_serious_fault(
     with opened.expect_file_chooser() as chooser:
         opened.keyboard.press("Enter")
     chooser.value.set_files([odd, large])
-    expect(row(opened, "large.npz")).to_contain_text(FIRST)
+    expect_file(opened, "large.npz", FIRST)
     expect(
         opened.get_by_text("is no dump", exact=False).or_(opened.get_by_text("begins with")),
     ).to_be_visible()

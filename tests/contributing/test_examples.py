@@ -18,6 +18,7 @@ import pytest
 
 from tests.core.conftest import environment
 from tests.core.runs.test_growth import file_of_1_0_0
+from tests.shell import ran
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
@@ -89,15 +90,8 @@ class Patched:
     tree: Path
 
     def run(self, *words):
-        done = subprocess.run(
-            [sys.executable, *map(str, words)],
-            cwd=self.tree,
-            env=os.environ | environment(self.tree.parent),
-            capture_output=True,
-            text=True,
-        )
-        assert done.returncode == 0, done.stderr
-        return done.stdout
+        given = os.environ | environment(self.tree.parent)
+        return ran([sys.executable, *map(str, words)], cwd=self.tree, env=given).stdout
 
     def ulpscope(self, *words):
         return json.loads(self.run("-m", "core", *words, "--json"))

@@ -12,7 +12,7 @@ from PIL import Image
 
 from tests.core.conftest import environment
 from tests.core.probing.odd_server import listening, reply
-from tests.shell import ROOT, command_in
+from tests.shell import ROOT, command_in, steps_in
 
 MARKER = "<!-- ulpscope gate: logits -->\n"
 
@@ -195,9 +195,7 @@ def test_the_artifact_holds_the_run_that_the_comment_names(github, job, tmp_path
 
 
 def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github, job, tmp_path):
-    text = (ROOT / "docs" / "guides" / "gates.md").read_text()
-    (of_job,) = yaml.safe_load(text.partition("```yaml\n")[2].partition("```")[0])["jobs"].values()
-    inputs = of_job["steps"][-1]["with"]
+    inputs = steps_in("gates.md")[-1]["with"]
     results = _run_action(tmp_path, inputs)
     assert [code for code, _ in results.values()] == [0, 0, 0], results
     (junit,) = tmp_path.glob("ulpscope.*/gate.xml")

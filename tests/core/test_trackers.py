@@ -4,7 +4,6 @@ trackers`).
 
 import json
 import os
-import subprocess
 import sys
 from unittest.mock import Mock
 
@@ -14,6 +13,7 @@ import pytest
 import core
 from core.errors import ExtraError, UsageError
 from tests.places import ROOT
+from tests.shell import ran
 
 PYTHON = ROOT / ".trackers" / "bin" / "python"
 SAMPLES = ROOT / "sample_runs"
@@ -99,13 +99,7 @@ def test_an_unknown_tracker_is_refused(to):
 @pytest.mark.parametrize("tracker", ["wandb", "trackio", "mlflow", "tensorboard"])
 def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
     command = [PYTHON, "-P", ROOT / "tests/core/tracker_logs.py", tracker, tmp_path]
-    done = subprocess.run(
-        command,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    done = ran(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
     figures, texts = (

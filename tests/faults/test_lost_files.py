@@ -5,10 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.app.opening import open_page, page_text
-from tests.core.runs.made_runs import copied
+from tests.core.runs.made_runs import copied, opened
 
 
 @pytest.fixture
@@ -58,5 +57,5 @@ def test_a_run_lost_while_it_is_viewed_is_a_sentence_and_the_others_stay(
     app.run()
     assert not app.exception
     assert "mine" in page_text(app)
-    with RunReader(store.path_of("other")) as other:
+    with opened(store, "other") as other:
         assert other.read_rows(1, 0, other.header.rows).any()

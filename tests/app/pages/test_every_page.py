@@ -15,7 +15,7 @@ from tests.app.opening import open_page, page_text
 from tests.core.runs.made_runs import calm_sides, header_of, write_run
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
-from tests.places import ROOT
+from tests.places import CASES, ROOT, RUNS
 
 PAGES = {page.name: page for page in navigation.PAGES}
 SAMPLES = ["fresh-against-cached", "batch-1-against-n", "float32-three-paths", "where-it-starts"]
@@ -50,7 +50,7 @@ def test_every_page_has_an_empty_state(page, monkeypatch):
     ],
 )
 def test_every_page_draws_a_dump_of_every_form(case, own_store):
-    run_id = ingest(own_store, [ROOT / "tests" / "cases" / f"{case}.npz"])
+    run_id = ingest(own_store, [CASES / f"{case}.npz"])
     for page in PAGES:
         open_page(page, run=run_id, position="3" if case != "six_repeats_bf16" else "0")
 
@@ -75,7 +75,7 @@ def test_every_page_draws_what_there_is_and_says_what_is_kept(built, monkeypatch
 
 def test_a_damaged_block_of_logits_is_a_sentence_on_the_page(own_store):
     own_store.directory.mkdir()
-    damaged = bytearray((ROOT / "tests" / "runs" / "batch-1-against-n.duckdb").read_bytes())
+    damaged = bytearray((RUNS / "batch-1-against-n.duckdb").read_bytes())
     for place in range(1_000_000, 9_000_000, 5_000):  # logits
         damaged[place] ^= 0x40
     (own_store.directory / "damaged.duckdb").write_bytes(damaged)

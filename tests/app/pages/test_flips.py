@@ -9,7 +9,7 @@ import pytest
 from app.flips import parts
 from core.judging.ingest import ingest
 from tests.app import opening
-from tests.app.opening import page_text
+from tests.app.opening import enter, page_text
 
 RUN = "fresh-against-cached"
 
@@ -31,7 +31,7 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
     app = opened(prompt="1", position="36")
     assert list(table(app).columns)[1:4] == ["position", "reference_token", "variant_token"]
     assert len(table(app).columns) == 7  # in sight; a toggle shows the rest
-    app.toggle(key="flip_table_all_columns").set_value(True).run()
+    enter(app, "toggle", "flip_table_all_columns", True)
     listed = table(app)
     assert {"kl", "max_abs", "reference_token_probability_change"} <= set(listed.columns)
     assert list(zip(listed["prompt"], listed["position"], strict=True)) == [
@@ -51,8 +51,7 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
 
 def test_near_ties_are_listed_too_when_asked_for_and_that_is_in_the_address():
     app = opened(prompt="1", position="36")
-    app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
-    assert not app.exception
+    enter(app, "segmented_control", "flips_listed", "flips and near ties")
     assert app.query_params["list"] == "flips-and-near-ties"
     found = table(app)
     assert len(found) == 79
@@ -120,8 +119,7 @@ def test_a_run_without_flips_says_how_close_it_came_and_still_offers_its_near_ti
     app = opened(run=run_id, position="0")
     assert "No flips" in page_text(app)
     assert "at all 2 positions" in page_text(app)
-    app.segmented_control(key="flips_listed").set_value("flips and near ties").run()
-    assert not app.exception
+    enter(app, "segmented_control", "flips_listed", "flips and near ties")
     assert table(app)["position"].tolist() == [1]
     next(button for button in app.button if "first near tie" in button.label).click().run()
     assert "Margin." in page_text(app)

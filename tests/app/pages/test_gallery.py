@@ -15,9 +15,9 @@ from app.shell import store_cache
 from core.runs.store.cards import RunCard, list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.store import Store
-from tests.app.opening import keys, open_page, page_text
+from tests.app.opening import click, enter, keys, open_page, page_text, table_of
 from tests.core.runs.made_runs import copied
-from tests.places import ROOT
+from tests.places import ROOT, RUNS
 
 SAMPLES = {
     "injected-bug",
@@ -31,7 +31,7 @@ SAMPLES = {
 
 @pytest.fixture(autouse=True)
 def own_store(own_store):
-    return Store(own_store.directory, [ROOT / "tests" / "runs"])
+    return Store(own_store.directory, [RUNS])
 
 
 @pytest.fixture
@@ -40,15 +40,19 @@ def mine(own_store):
     own_store.directory.mkdir()
     return Path(
         shutil.copy(
-            ROOT / "tests" / "runs" / "batch-1-against-n.duckdb",
+            RUNS / "batch-1-against-n.duckdb",
             own_store.directory / "mine.duckdb",
         ),
     )
 
 
+def search(app, words):
+    enter(app, "text_input", "gallery_search", words)
+
+
 def names(app):
     assert not app.exception
-    return app.dataframe[0].value["name"].tolist()
+    return table_of(app)["name"].tolist()
 
 
 CARD = RunCard(
@@ -145,11 +149,11 @@ def test_a_judged_run_stands_for_the_run_that_it_judges_which_a_link_still_opens
     own_store.mark_judged("injected-bug", "where-it-starts")
     app = open_page("runs")
     assert len(names(app)) == len(SAMPLES) - 1
-    app.toggle(key="gallery_hidden").set_value(True).run()
+    enter(app, "toggle", "gallery_hidden", True)
     assert len(names(app)) == len(SAMPLES)
     app = open_page("runs", run="injected-bug")
     assert app.query_params["run"] == "injected-bug"
-    app.button(key="open_judged_run").click().run()
+    click(app, "open_judged_run")
     assert app.query_params["run"] == "where-it-starts"
     assert "open_judged_run" not in keys(app)
 
@@ -166,7 +170,7 @@ def test_a_file_that_is_no_run_is_named_above_the_table(own_store):
 def test_a_run_without_logits_has_no_share_of_them(own_store):
     own_store.directory.mkdir()
     shutil.copy(ROOT / "sample_runs" / "trainer-against-rollout.duckdb", own_store.directory)
-    table = open_page("runs").dataframe[0].value
+    table = table_of(open_page("runs"))
     has_none = table["differ"].isna()
     assert table["name"][has_none].str.startswith("Trainer vs. rollout").tolist() == [True]
 
@@ -181,10 +185,10 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
-    app.text_input(key="gallery_search").set_value("import parser").run()
+    search(app, "import parser")
     assert read == [len(SAMPLES)]
     assert 0 < len(names(app)) < 5
-    app.text_input(key="gallery_search").set_value("import parser zebra").run()
+    search(app, "import parser zebra")
     assert read == [len(SAMPLES)]  # nothing is read twice
     assert names(app) == []
 
@@ -201,13 +205,12 @@ def test_a_deleted_run_can_be_had_back_for_ten_seconds(mine, own_store, monkeypa
     own_store.label("mine", Labels(("kept",)))
     app = ticked("mine", run="mine")
     assert "undo_delete" not in keys(app)
-    app.button(key="delete").click().run()
-    assert not app.exception
+    click(app, "delete")
     assert not app.warning  # its own deletion is no surprise
     assert not own_store.has("mine")
     assert len(names(app)) == len(SAMPLES)
     assert "Deleted 'Batch 1 against N, bfloat16'" in page_text(app)
-    app.button(key="undo_delete").click().run()
+    click(app, "undo_delete")
     assert mine.read_bytes() == before
     assert own_store.labels("mine") == Labels(("kept",))
     app.run()
@@ -223,8 +226,7 @@ def test_a_deleted_run_can_be_had_back_for_ten_seconds(mine, own_store, monkeypa
 def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(mine, own_store):
     copied(own_store.directory / "another.duckdb")
     app = ticked("mine", run="another")
-    app.button(key="delete").click().run()
-    assert not app.exception
+    click(app, "delete")
     assert not own_store.has("mine")
     assert own_store.has("another")
     assert "delete" not in keys(app)
@@ -233,14 +235,14 @@ def test_after_a_deletion_nothing_is_selected_so_a_second_click_deletes_nothing(
 
 def test_the_filter_rules_the_selection(mine):
     app = ticked("mine", run="mine")
-    app.text_input(key="gallery_search").set_value("no run has these words").run()
+    search(app, "no run has these words")
     assert "delete" not in keys(app)
-    app.text_input(key="gallery_search").set_value("").run()
+    search(app, "")
     assert "delete" in keys(app)
 
 
 def test_a_row_offers_what_may_be_done_with_its_run(mine, own_store):
-    rows = open_page("runs").dataframe[0].value
+    rows = table_of(open_page("runs"))
     mine_first = rows.sort_values("actions", key=lambda cells: -cells.map(len))["actions"]
     assert [list(each) for each in mine_first[:2]] == [[OPEN, EDIT, DELETE], [OPEN, EDIT]]
 
@@ -250,18 +252,18 @@ def test_several_ticked_runs_are_deleted_together_and_had_back_together(mine, ow
     app = ticked("mine", "another", "injected-bug", run="fresh-against-cached")
     assert "3 runs ticked" in page_text(app)
     assert "1 sample run, read-only" in page_text(app)
-    app.button(key="delete").click().run()
+    click(app, "delete")
     assert len(names(app)) == len(SAMPLES)
     assert "Deleted 2 runs." in page_text(app)
     assert len(own_store.deleted()) == 2
-    app.button(key="undo_delete").click().run()
+    click(app, "undo_delete")
     assert len(names(app.run())) == len(SAMPLES) + 2
     assert own_store.deleted() == []
 
 
 def test_a_name_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     app = ticked("mine", run="mine")
-    app.button(key="edit").click().run()
+    click(app, "edit")
     assert app.multiselect(key="tags_mine").value == []
     assert app.text_area(key="note_mine").value == ""
     app.text_input(key="name_mine").set_value(" Night  shift ")
@@ -271,8 +273,8 @@ def test_a_name_tags_and_a_note_are_saved_shown_and_found(mine, own_store):
     assert not app.exception
     stored = Labels(("<b>x</b>", "nightly"), "**bold** [x](http://e)", name="Night shift")
     assert own_store.labels("mine") == stored
-    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in app.dataframe[0].value["tags"]]
-    app.text_input(key="gallery_search").set_value("nightly").run()
+    assert ["<b>x</b>", "nightly"] in [list(tags) for tags in table_of(app)["tags"]]
+    search(app, "nightly")
     assert names(app) == ["Night shift"]
     assert "Night shift" in page_text(open_page("overview", run="mine"))
 
@@ -299,12 +301,12 @@ def test_what_was_deleted_is_listed_restored_or_deleted_for_good(mine, own_store
     assert "undo_delete" not in keys(app)  # another viewer deleted it
     app = unfolded(app, [0])
     assert trash(app).value["run"].tolist() == ["mine"]
-    app.button(key="restore").click().run()
+    click(app, "restore")
     assert own_store.has("mine")
     assert "Recently deleted" not in page_text(app)
     own_store.delete("another")
     app = unfolded(open_page("runs"), [0])
-    app.button(key="purge").click().run()
+    click(app, "purge")
     assert own_store.deleted() == []
     assert not (own_store.directory / "another.duckdb").exists()
     assert "Recently deleted" not in page_text(app)

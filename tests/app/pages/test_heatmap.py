@@ -10,10 +10,9 @@ from app.shell import store_cache
 from app.shell.selection import View
 from core.judging.ingest import ingest
 from core.runs.queries.elements import every_element
-from core.runs.reader import RunReader
 from tests.app import opening
-from tests.app.opening import sent
-from tests.places import ROOT
+from tests.app.opening import enter, sent
+from tests.core.runs.made_runs import sample
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -97,7 +96,7 @@ def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
         "heatmap_cells": "ulps",
     }
     monkeypatch.setattr("streamlit.session_state", session)
-    with RunReader(ROOT / "tests" / "runs" / "batch-1-against-n.duckdb") as run:
+    with sample("batch-1-against-n") as run:
         view = View(run, run.pairs[0], 0, 89, run.positions(0))
         canvas.keep_window(view, canvas.current_window(view))
     assert session["heatmap_rows"] == "79:99"  # a click selects another position, and the map stays
@@ -117,7 +116,7 @@ def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
 )
 def test_a_token_is_looked_for_by_id_and_text(order, typed, token, columns):
     app = opened(order=order, position="89")
-    app.text_input(key="heatmap_token").set_value(typed).run()
+    enter(app, "text_input", "heatmap_token", typed)
     data = drawn(app)
     assert data["window"]["columns"] == columns
     assert data["selected"]["token"] == token
@@ -159,7 +158,7 @@ def test_the_window_and_the_logit_that_the_browser_names_are_taken_over(monkeypa
     }
     session = {}
     monkeypatch.setattr("streamlit.session_state", session)
-    with RunReader(ROOT / "tests" / "runs" / "fresh-against-cached.duckdb") as run:
+    with sample("fresh-against-cached") as run:
         view = View(run, run.pairs[0], 0, 0, run.positions(0))
         canvas._follow(view, {"window": window, "serial": "s-1", "row": 445, "token": 7})
     followed = session.pop("heatmap_followed")

@@ -9,14 +9,14 @@ from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.tables.kv_cache import KvPart
 from core.runs.tables.mitigations import advice
-from tests.app.opening import codes, figures_of, metrics, open_page, page_text
+from tests.app.opening import codes, enter, figures_of, metrics, open_page, page_text, table_of
 from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_run
 from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
 from tests.core.runs.made_runs import calm_sides, header_of, make_run, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
-from tests.places import ROOT
+from tests.places import CASES
 
 pytestmark = pytest.mark.usefixtures("own_store")
 
@@ -46,9 +46,9 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
-    assert app.dataframe[0].value["module"].tolist() == [each.module for each in MODULES]
-    app.toggle(key="layers_table_all_columns").set_value(True).run()
-    assert app.dataframe[0].value["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
+    assert table_of(app)["module"].tolist() == [each.module for each in MODULES]
+    enter(app, "toggle", "layers_table_all_columns", True)
+    assert table_of(app)["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 
 
 def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(growing):
@@ -56,8 +56,7 @@ def test_a_module_is_opened_by_a_link_and_by_hand_and_its_name_is_no_markup(grow
     assert app.selectbox(key="layers_module").value == "model.layers.1"
     assert "`model.layers.1`, decoder layer: 2 of 24 (8.3%)" in page_text(app)
     assert app.query_params["module"] == "model.layers.1"
-    app.selectbox(key="layers_module").set_value(MODULES[2].module).run()
-    assert not app.exception
+    enter(app, "selectbox", "layers_module", MODULES[2].module)
     assert "`model.layers.0.attn.<b>q</b>_proj`, projection: " in page_text(app)
     assert app.query_params["module"] == MODULES[2].module
     gone = open_page("layers", run=growing, prompt="0", module="no such module")
@@ -76,7 +75,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     ]
     uploaded = open_page(
         "layers",
-        run=ingest(own_store, [ROOT / "tests" / "cases" / "flips_fp16.npz"]),
+        run=ingest(own_store, [CASES / "flips_fp16.npz"]),
     )
     assert "dump of logits has no" in uploaded.info[0].value
 
@@ -89,40 +88,14 @@ def test_a_pair_that_only_a_zero_floor_sets_apart_is_not_called_near_its_floor(o
 
 def test_choices_show_which_differ_and_dense_runs_do_not_ask_for_them(own_store):
     app = open_page("choices", run=choice_run(own_store), prompt="1")
-    assert app.query_params["tab"] == "choices"
     assert "2 of 10 (20.0%) choices differ" in page_text(app)
     assert len(figures_of(app)) == 1
-    assert app.dataframe[0].value["beyond"].tolist() == [1, 0]
-    app.segmented_control(key="choices_scope").set_value("all prompts").run()
-    assert app.dataframe[0].value["choices"].tolist() == [8, 8]
+    assert table_of(app)["beyond"].tolist() == [1, 0]
+    enter(app, "segmented_control", "choices_scope", "all prompts")
+    assert table_of(app)["choices"].tolist() == [8, 8]
     make_run(own_store, run_id="dense")
     (missing,) = open_page("layers", run="dense").expander
     assert "Choices" not in missing.label
-
-
-def test_caches_show_how_much_differs_and_where_it_begins(own_store):
-    bits = cache(0, 8, 74, 128)
-    later = np.zeros((8, 67, 128), np.uint16)
-    later.ravel()[:13_086] = 1
-    change = np.concatenate(
-        [np.zeros((8, 7, 128), np.uint16), later],
-        axis=1,
-    )  # from position 7 on
-    parts = both(KvPart(0, 0, "key", 0, bits), bits ^ change) + both(
-        KvPart(0, 0, "value", 0, bits),
-        bits.copy(),
-    )
-    app = open_page("kv_cache", run=kv_run(own_store, parts, lengths=(74,)))
-    assert app.query_params["tab"] == "kv_cache"
-    assert "13,086 of 151,552 (8.6%) elements differ" in page_text(app)
-    assert "first in layer 0 (keys" in page_text(app)
-    assert "13,086 of 75,776** elements of layer 0's keys" in page_text(app)
-    assert app.metric[0].help == "13,086 of 75,776"
-    shown = {
-        "Keys that differ": "17.3%",
-        "Values that differ": "0.0%",
-    }
-    assert shown.items() <= metrics(app).items()
 
 
 def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_store):
@@ -138,18 +111,24 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
     assert "2 of 48 (4.2%) elements differ" in page_text(app)
     assert "(recurrent states), head 0, position 4" in page_text(app)
     assert metrics(app)["States that differ"] == "4.2%"
-    assert not app.exception
     # a state has no position to choose a map for
     assert [each.label for each in app.button_group] == ["Measure"]
 
 
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
+    assert app.query_params["tab"] == "kv_cache"
     assert "240 of 3,072" in page_text(app)
-    app.segmented_control(key="kv_scope").set_value("all prompts").run()
+    shown = {
+        "Keys that differ": "7.8%",
+        "Values that differ": "7.8%",
+    }
+    assert shown.items() <= metrics(app).items()
+    assert app.metric[0].help == "120 of 1,536"
+    enter(app, "segmented_control", "kv_scope", "all prompts")
     assert "576 of 7,680" in page_text(app)
     # keys and values of four layers
-    assert app.dataframe[0].value["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
+    assert table_of(app)["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
 
 
 def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
@@ -168,13 +147,14 @@ def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
 def test_the_flips_page_tells_where_continuations_part(continued):
     app = open_page("flips", run=continued, variant="decode")
     assert "diverge after 2 tokens in common" in page_text(app)
-    assert app.dataframe[0].value[["parting_position", "reference_margin_ulps"]].iloc[
-        0
-    ].tolist() == [PARTING, 2]
+    assert table_of(app)[["parting_position", "reference_margin_ulps"]].iloc[0].tolist() == [
+        PARTING,
+        2,
+    ]
     assert any("▸ w12◂" in text for text in codes(app))
     assert not app.warning
     assert "1 flip in 30 positions" in page_text(app)
-    app.number_input(key="position").set_value(PARTING).run()
+    enter(app, "number_input", "position", PARTING)
     assert "next token ·<b>two</b>↵" in page_text(app)
 
 
@@ -183,7 +163,7 @@ def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_s
     assert f"Only in `side_0`: `{NARROW}`; only in `side_1`: `{WIDE}`" in "\n".join(
         element.value for element in app.markdown
     )
-    table = app.dataframe[0].value
+    table = table_of(app)
     assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
     assert table["only"].tolist() == ["reference", "variant", "", ""]
     assert table["ratio"].tolist()[2:] == [3.0, 1.0]
@@ -197,7 +177,7 @@ def test_the_page_begins_where_the_sides_begin_to_differ_and_counts_come_after(o
     run_id = with_kernels(own_store, layer_run(own_store, {(1, 1, 4): 3, (5, 1, 4): 1}))
     app = open_page("kernels", run=run_id)
     assert "at position 4 of prompt 1." in page_text(app)
-    there = app.dataframe[0].value
+    there = table_of(app)
     assert there["modules"].tolist() == ["model.layers.0.norm"]
     assert there["reference_details"][0] == "bfloat16 [1, 8]"
     assert there["variant_details"][0] == "bfloat16 [2, 8]"

@@ -10,7 +10,7 @@ from app.compare import sweeps
 from core.sweeps.history import change_of
 from core.sweeps.ledger import FAILED, CellOutcome, Ledger, run_id_of
 from core.sweeps.plan import read_plan
-from tests.app.opening import figures_of, open_page, page_text
+from tests.app.opening import click, enter, figures_of, open_page, page_text, table_of
 from tests.core.sweeps.conftest import plan_file  # noqa: F401  (a fixture)
 from tests.core.sweeps.stand_in import write
 from tests.places import ROOT
@@ -52,7 +52,7 @@ def sweep(bare_store, plan_file):  # noqa: F811
 
 
 def _grid(app):
-    frame = app.dataframe[0].value
+    frame = table_of(app)
     return [list(frame.columns), *frame.to_numpy().tolist()]
 
 
@@ -76,7 +76,7 @@ def test_the_axes_and_the_figure_are_in_the_link(sweep):
         ["decode", "Δ 1", "failed"],
         ["chunked:8", "0", "missing"],
     ]
-    app.selectbox(key="matrix_figure").set_value("neq_share").run()
+    enter(app, "selectbox", "matrix_figure", "neq_share")
     assert app.query_params["figure"] == "neq_share"
     assert _grid(app)[1][1] == "Δ 12.5%"
 
@@ -103,7 +103,7 @@ def test_a_cell_leads_to_its_run_and_to_the_last_good_one(sweep):
         }
         app.run()
         assert "0 -> 1 flip" in page_text(app)
-        app.button(key=button).click().run()
+        click(app, button)
         assert app.title[0].value == page
         assert {name: app.query_params[name] for name in said} == said
 

@@ -4,10 +4,9 @@ keeps.
 
 import pytest
 
-from core.runs.reader import RunReader
 from tests.app import opening
 from tests.app.opening import page_text
-from tests.places import ROOT
+from tests.core.runs.made_runs import sample
 
 # two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
 RUN = "fresh-against-cached"
@@ -28,7 +27,7 @@ def listed(app):
 
 def counted(where):
     """Straight out of the file, by SQL."""
-    with RunReader(ROOT / "tests" / "runs" / f"{RUN}.duckdb") as run:
+    with sample(RUN) as run:
         return run._database.rows(
             f"SELECT prompt, position FROM position WHERE {where} ORDER BY prompt, position",
         )

@@ -5,7 +5,7 @@ of its words.
 import pytest
 
 from app.shell import store_changes
-from tests.app.opening import open_page, page_text
+from tests.app.opening import click, enter, open_page, page_text
 from tests.core.probing import odd_server as odd
 from tests.core.responses.made_sides import run_of
 from tests.waiting import until
@@ -22,15 +22,15 @@ def button(app):
 
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
     app = open_page("probe")
-    app.text_input(key="probe_url").set_value("http://127.0.0.1:9/v1").run()
-    assert "most 23 requests" in page_text(app).replace("\\", "")
-    app.text_input(key="probe_key").set_value("sk-secret").run()
-    app.text_area(key="probe_prompts").set_value("one\n---\ntwo").run()
-    app.multiselect(key="probe_tests").set_value(["load", "rerun"]).run()
-    app.number_input(key="probe_load").set_value(3).run()
-    app.number_input(key="probe_top").set_value(5).run()
-    app.text_input(key="probe_against").set_value("http://127.0.0.1:10/v1").run()
-    app.text_input(key="probe_name").set_value("-odd").run()
+    enter(app, "text_input", "probe_url", "http://127.0.0.1:9/v1")
+    assert "most 23 requests" in page_text(app)
+    enter(app, "text_input", "probe_key", "sk-secret")
+    enter(app, "text_area", "probe_prompts", "one\n---\ntwo")
+    enter(app, "multiselect", "probe_tests", ["load", "rerun"])
+    enter(app, "number_input", "probe_load", 3)
+    enter(app, "number_input", "probe_top", 5)
+    enter(app, "text_input", "probe_against", "http://127.0.0.1:10/v1")
+    enter(app, "text_input", "probe_name", "-odd")
     button(app).click().run()
     (job,) = submitted
     assert job["arguments"] == [
@@ -53,7 +53,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
 @pytest.mark.parametrize("address", ["localhost:8000", "ftp://x", "http://a:b@host"])
 def test_an_address_that_is_none_is_a_sentence(address):
     app = open_page("probe")
-    app.text_input(key="probe_url").set_value(address).run()
+    enter(app, "text_input", "probe_url", address)
     assert "not a server address" in app.warning[0].value.replace("\\", "")
     assert button(app).disabled
 
@@ -61,9 +61,9 @@ def test_an_address_that_is_none_is_a_sentence(address):
 def test_a_probe_becomes_a_run_that_opens(store):
     with odd.serving(odd.good) as (address, seen):
         app = open_page("probe")
-        app.text_input(key="probe_url").set_value(address).run()
-        app.text_input(key="probe_key").set_value("sk-secret").run()
-        app.multiselect(key="probe_tests").set_value(["rerun"]).run()
+        enter(app, "text_input", "probe_url", address)
+        enter(app, "text_input", "probe_key", "sk-secret")
+        enter(app, "multiselect", "probe_tests", ["rerun"])
         button(app).click().run()
         until(lambda: [job.state for job in store_changes.jobs().all("probe")] == ["done"])
         assert seen.keys[0] == "Bearer sk-secret"
@@ -73,6 +73,6 @@ def test_a_probe_becomes_a_run_that_opens(store):
     assert str(store.directory) not in run.header.command
     assert "sk-secret" not in f"{run.header} {store_changes.jobs().all('probe')}"
     app.run()
-    app.button(key="open_1").click().run()
+    click(app, "open_1")
     assert app.title[0].value == "Overview"
     assert "identical" in "".join(str(one.value) for one in app.markdown)

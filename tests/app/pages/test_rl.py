@@ -2,7 +2,6 @@
 
 import base64
 import json
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -10,15 +9,18 @@ import pytest
 
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
-from tests.app.opening import figures_of, open_page, page_text, sent
+from tests.app.opening import click, enter, figures_of, open_page, page_text, sent
+from tests.places import ROLLOUTS
 
-CASES = Path(__file__).resolve().parents[2] / "cases" / "rollouts"
+
+def slime(store, **more):
+    """The id of a run of what slime wrote of a step."""
+    return ingest(Store(store), [ROLLOUTS / "slime/train_data/2.pt"], **more)
 
 
 @pytest.fixture
 def page(store):
-    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"], name="rollout 2")
-    return open_page("overview", run=run)
+    return open_page("overview", run=slime(store, name="rollout 2"))
 
 
 def test_the_headline_figures_are_those_of_the_tokens(page):
@@ -33,8 +35,7 @@ def test_the_headline_figures_are_those_of_the_tokens(page):
 
 @pytest.mark.parametrize("name", ["flips", "near_ties"])
 def test_pages_of_top_tokens_show_no_empty_charts(name, store):
-    run = ingest(Store(store), [CASES / "slime/train_data/2.pt"])
-    opened = open_page(name, run=run)
+    opened = open_page(name, run=slime(store))
     assert len(opened.info) == 1
     assert not opened.get("plotly_chart")
     assert not opened.metric
@@ -43,19 +44,16 @@ def test_pages_of_top_tokens_show_no_empty_charts(name, store):
 
 def test_two_runs_of_chosen_tokens_compare_without_flips(store):
     """Which are unknown, not 0."""
-    steps = [ingest(Store(store), [CASES / f"slime/train_data/{step}.pt"]) for step in (2, 2)]
-    opened = open_page("compare", run=steps[0], **{"with": steps[1]})
-    assert not opened.exception
+    opened = open_page("compare", run=slime(store), **{"with": slime(store)})
     assert "positions that flip unknown" in page_text(opened)
 
 
 def test_a_framework_gives_its_own_names(page):
-    page.selectbox(key="framework").select("slime").run()
+    enter(page, "selectbox", "framework", "slime")
     (table,) = [each.value for each in page.dataframe if "definition" in each.value]
     values = dict(zip(table["figure"], table["value"], strict=True))
     # not 0.01212, the mean over tokens
     assert values["train/train_rollout_logprob_abs_diff"] == "0.0122"
-    assert not page.exception
 
 
 LENGTH = 250  # of all: else it would explain as much as what is planted
@@ -187,7 +185,7 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
 
 def test_the_next_step_selects_the_worst_token(planted):
     page = planted()
-    page.button(key="worst_sequences").click().run()
+    click(page, "worst_sequences")
     assert page.session_state["mismatch_part"] == "Sequences"
     assert page.session_state["prompt"] == HEAVY
     assert 40 <= page.session_state["position"] < 44

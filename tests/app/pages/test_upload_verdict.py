@@ -7,10 +7,10 @@ from app.shell.widgets import to_markdown
 from core.judging.ingest import ingest
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.reader import RunReader
 from tests.app.opening import codes, page_text
 from tests.app.pages.test_verdict import label, opened
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
+from tests.core.runs.made_runs import ingested
 
 X, HEAD = states()
 PLAIN, OTHER = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
@@ -47,7 +47,7 @@ def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
         b=in_float32(with_fault(X), HEAD, 3),
         c=in_float32(with_fault(X), HEAD, 4),
     )
-    with RunReader(own_store.path_of(ingest(own_store, [dump]))) as run:
+    with ingested(own_store, dump) as run:
         judged = judge_stored(own_store, run, measure_controls(run, floor=[ways]))
     app = opened(run=judged)
     assert "two kinds" in page_text(app)

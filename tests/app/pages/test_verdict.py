@@ -18,7 +18,7 @@ from core.evidence import CHECK_GROUPS, FAILED, NOTED, Evidence, Unmeasured
 from core.plots import pairs as charts
 from core.text import opening as opening_of
 from tests.app import opening
-from tests.app.opening import codes, keys, page_text
+from tests.app.opening import click, codes, drawn, keys, page_text
 from tests.core.runs.judged_runs import CASES, REQUEST, judged_run, ratio_row
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -101,8 +101,7 @@ def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_
     app = opened(run=judged_run(own_store, None, run_id="mine"))
     assert "Not judged" in label(app)
     assert codes(app)[0] == dataclasses.replace(REQUEST, judge=True).typed()
-    app.button(key="judge").click().run()
-    assert not app.exception
+    click(app, "judge")
     (job,) = submitted
     assert job["arguments"][:3] == ["capture", "--model", "sample_runs/model"]
     assert "--judge" in job["arguments"]
@@ -120,8 +119,7 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
         monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self, kind="", jobs=jobs: jobs)
         app = opened(run="mine")
         jobs[0] = dataclasses.replace(running, state="done", run_id="better", message=message)
-        app.run()
-        assert not app.exception
+        drawn(app)
         assert app.query_params["run"] == opened_run
 
 
@@ -130,8 +128,7 @@ def test_a_run_that_was_judged_elsewhere_or_earlier_shows_its_verdict(own_store)
     judged_run(own_store, "rounding", run_id="better")
     app = opened(run="mine")
     own_store.mark_judged("mine", "better")
-    app.run()
-    assert not app.exception
+    drawn(app)
     (link,) = [each.proto for each in app.get("page_link") if "Judged" in each.proto.label]
     assert "rounding" in link.label
     assert link.query_string == "run=better"

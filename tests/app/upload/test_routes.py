@@ -21,9 +21,9 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import copied
+from tests.places import PAYLOADS
 from tests.serving import dump
 
-PAYLOADS = Path(__file__).parents[2] / "core" / "responses" / "payloads"
 STREAM = (PAYLOADS / "vllm_stream.txt").read_bytes()
 STREAMS = STREAM + STREAM.replace(b"cmpl-927e17c65b26adbb", b"cmpl-0")
 

@@ -13,13 +13,12 @@ from app.upload import tab as upload_page
 from app.upload.spool import Upload
 from core.checks.narrowing import AGAINST_EXACT
 from core.runs.reader import RunReader
-from tests.app.opening import open_page, page_text
+from tests.app.opening import click, enter, open_page, page_text, table_of
 from tests.core.responses.made_sides import run_of
-from tests.places import ROOT
+from tests.places import CASES, PAYLOADS, ROOT, RUNS
 from tests.waiting import until
 
 DUMPS = ROOT / "sample_runs" / "dumps"
-PAYLOADS = ROOT / "tests" / "core" / "responses" / "payloads"
 
 
 @pytest.fixture(autouse=True)
@@ -46,12 +45,11 @@ def page(monkeypatch, *uploads):
 
 
 def choose(app, what, key, value):
-    app.selectbox(key=f"upload_{what}_{key}").set_value(value).run()
+    enter(app, "selectbox", f"upload_{what}_{key}", value)
 
 
 def save(app, key, state="done"):
-    app.button(key=f"save_{key}").click().run()
-    assert not app.exception
+    click(app, f"save_{key}")
     until(lambda: store_changes.jobs().all("upload")[0].is_over)
     assert store_changes.jobs().all("upload")[0].state == state
     return app.run()
@@ -80,16 +78,16 @@ def test_nothing_arrived_is_an_explanation(monkeypatch, store):
 def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
     key, app = key_of(upload), page(monkeypatch, upload)
-    assert app.dataframe[0].value["side"].tolist() == [
+    assert table_of(app)["side"].tolist() == [
         f"call_{number}"
         for number in range(
             1,
             7,
         )
     ]
-    assert app.dataframe[0].value["array"][0] == "float32 [1, 4096]"
-    app.text_input(key=f"upload_name_{key}").set_value("Six calls").run()
-    app.text_input(key=f"upload_model_{key}").set_value("org/model").run()
+    assert table_of(app)["array"][0] == "float32 [1, 4096]"
+    enter(app, "text_input", f"upload_name_{key}", "Six calls")
+    enter(app, "text_input", f"upload_model_{key}", "org/model")
     choose(app, "reference", key, "call_3")
     app = save(app, key)
     with stored(store) as run:
@@ -99,7 +97,7 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
         assert run.header.compute_dtype == "bfloat16"
     assert "**Six calls** — done" in page_text(open_page("upload"))
     assert not list(store.directory.glob(".uploads/*/data/*"))
-    app.button(key="open_1").click().run()
+    click(app, "open_1")
     assert app.title[0].value == "Overview"
 
 
@@ -167,7 +165,7 @@ def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_cho
         uploads.append(put(store, tmp_path / f"{name}.npy"))
     assert "one array" in page(monkeypatch, uploads[0]).error[0].value
     pair = page(monkeypatch, *uploads[:2])
-    assert pair.dataframe[0].value["side"].tolist() == ["before", "after"]
+    assert table_of(pair)["side"].tolist() == ["before", "after"]
     three = page(monkeypatch, *uploads)
     three.multiselect(key="upload_pair").set_value(
         [uploads[2].upload_id, uploads[1].upload_id],
@@ -182,7 +180,7 @@ def test_several_files_are_several_runs_and_a_bad_one_hinders_none(monkeypatch, 
     uploads = [
         put(store, DUMPS / "six_calls.npz"),
         put(store, tmp_path / "odd.npz"),
-        put(store, ROOT / "tests" / "cases" / "bf16_upcast_to_fp32.npz"),
+        put(store, CASES / "bf16_upcast_to_fp32.npz"),
     ]
     app = page(monkeypatch, *uploads)
     assert ["odd\\.npz" in error.value for error in app.error] == [True]
@@ -192,7 +190,7 @@ def test_several_files_are_several_runs_and_a_bad_one_hinders_none(monkeypatch, 
 
 
 def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
-    original = ROOT / "tests" / "runs" / "injected-bug.duckdb"
+    original = RUNS / "injected-bug.duckdb"
     upload = put(store, Path(shutil.copy(original, tmp_path / "theirs.duckdb")))
     save(page(monkeypatch, upload), key_of(upload))
     with stored(store) as run, RunReader(original) as theirs:
@@ -210,13 +208,13 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
         for name in ("old", "new")
     ]
     app = page(monkeypatch, *uploads)
-    app.text_input(key=f"upload_name_{key_of(*uploads)}").set_value("before and after").run()
+    enter(app, "text_input", f"upload_name_{key_of(*uploads)}", "before and after")
     app = save(app, key_of(*uploads))
     (path,) = store.directory.glob("*.duckdb")
     run = run_of(path)
     assert run.header.name == "before and after"
     assert run.header.model == "SmolLM2-135M-Instruct"
-    app.button(key="open_1").click().run()
+    click(app, "open_1")
     assert app.title[0].value == "Overview"
 
 

@@ -46,11 +46,14 @@ def test_figures_are_ratios_of_rms(rng, exact):
     actual, expected = rounded(rng, exact, 6e-3), rounded(rng, exact)
     found = compare_errors(actual, expected, exact)
     errors = [(each.astype(np.float64) - exact) ** 2 for each in (actual, expected)]
-    assert found.ratio == pytest.approx(np.sqrt(errors[0].mean() / errors[1].mean()), rel=1e-3)
-    rows = np.sqrt(errors[0].mean(-1) / errors[1].mean(-1)).ravel()
-    assert found.rows == pytest.approx(rows, rel=1e-3)
-    columns = np.sqrt(errors[0].mean((0, 1)) / errors[1].mean((0, 1)))
-    assert found.columns == pytest.approx(columns, rel=1e-3)
+
+    def ratio(axes=None):
+        ours, theirs = (each.mean(axes) for each in errors)
+        return pytest.approx(np.sqrt(ours / theirs).ravel(), rel=1e-3)
+
+    assert [found.ratio] == ratio()
+    assert found.rows == ratio(-1)
+    assert found.columns == ratio((0, 1))
     assert found.differing == np.count_nonzero(actual != expected)
     assert found.dtype == "bfloat16"
 
@@ -286,9 +289,9 @@ def test_upcast_values_are_of_their_dtype(rng, exact):
 @pytest.mark.parametrize("shape", [(), (5,), (1, 7), (300, 1)])
 def test_any_shape_is_compared(rng, shape):
     exact = rng.standard_normal(shape)
-    expected = [exact * (1 + 1e-2 * rng.standard_normal(shape)) for _ in range(8)]
-    actual = np.asarray(exact * (1 + 1e-2 * rng.standard_normal(shape)), np.float32)
-    found = compare_errors(actual, [np.asarray(e, np.float32) for e in expected], exact)
+    errors = 1e-2 * rng.standard_normal((9, *shape))
+    actual, *expected = (exact * (1 + errors)).astype(np.float32)
+    found = compare_errors(np.asarray(actual), list(map(np.asarray, expected)), exact)
     assert found.shape == shape
     assert found.verdict in ("rounding", "bug suspected")
 

@@ -97,15 +97,20 @@ def recording(model):
         yield forwards
 
 
+def scored(logits, row):
+    """Log-probabilities of the tokens of a response."""
+    logprobs = logits.float().log_softmax(-1)[READ]
+    return logprobs.gather(1, row[PROMPT:, None])[:, 0]
+
+
 @torch.no_grad()
 def roll_out(model, ids, temperature=1.0):
     """Log-probabilities of the responses, and the experts of all tokens."""
     values, experts = [], []
     for row in ids:
         with recording(model) as forwards:
-            logits = model(row[None]).logits[0].float()
-        logprobs = (logits / temperature).log_softmax(-1)[READ]
-        values.append(logprobs.gather(1, row[PROMPT:, None])[:, 0])
+            logits = model(row[None]).logits[0]
+        values.append(scored(logits / temperature, row))
         experts.append(torch.stack(forwards[0], dim=1))
     return torch.stack(values), torch.stack(experts)
 
@@ -212,8 +217,7 @@ def token_by_token(loaded, ids):
     for row in ids:
         with recording(loaded.model) as forwards, torch.no_grad():
             logits = walk(loaded.model, row, range(1, len(row)))
-        logprobs = logits.float().log_softmax(-1)[READ]
-        values.append(logprobs.gather(1, row[PROMPT:, None])[:, 0])
+        values.append(scored(logits, row))
         experts.append(torch.cat([torch.stack(each, dim=1) for each in forwards]))
     return torch.stack(values), torch.stack(experts)
 

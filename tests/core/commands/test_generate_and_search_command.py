@@ -5,11 +5,11 @@ import pytest
 from core.runs.store.store import open_store
 from tests.core.runs.made_runs import opened
 
+pytestmark = pytest.mark.model
 SHAPES = "sample_runs/prompts/shapes.txt"
 MODEL = ("--model", "sample_runs/model")
 
 
-@pytest.mark.model
 def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli):
     done = cli(
         "generate",
@@ -33,7 +33,6 @@ def test_generate_keeps_what_each_side_wrote_and_the_command_that_repeats_it(cli
 
 
 @pytest.mark.thorough
-@pytest.mark.model
 def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
     done = cli(
         "search",
@@ -58,7 +57,6 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
 
 
-@pytest.mark.model
 def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
     done = cli(
         "capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json"

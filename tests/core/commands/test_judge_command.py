@@ -3,12 +3,11 @@
 import pytest
 from transformers import DynamicCache
 
-from core.inference.paths import paths
-from core.inference.paths.bases import Base
-from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.runs.store.store import open_store
+from tests.core.inference.sameness import plant_base
 from tests.core.runs.made_runs import opened
 
+pytestmark = pytest.mark.model
 MODEL = ("--model", "sample_runs/model")
 PROMPT = (
     "--prompt",
@@ -28,7 +27,6 @@ def _scaled(batch, emit):
             cache.layers[1].values[batch.row, 0, :4] *= 1.01
 
 
-@pytest.mark.model
 def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     done = cli("judge", *MODEL, *PROMPT, "--variant", "decode", "--json").succeeded()
     told = done.json
@@ -50,17 +48,14 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     assert cli("list", "--json").json[0]["verdicts"] == pair["verdict"]
 
 
-@pytest.mark.model
 def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
     """The twin: a fault that bfloat16's own rounding hides."""
-    monkeypatch.setitem(paths.BASES, "faulty", Base(_scaled))
-    monkeypatch.setitem(BASE_ARGUMENTS, "faulty", ())
+    plant_base(monkeypatch, "faulty", _scaled)
     done = cli("judge", *MODEL, *PROMPT, "--variant", "faulty")
     assert done.returncode == 1, done.stderr
     assert "bug suspected" in done.stdout
 
 
-@pytest.mark.model
 def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, monkeypatch):
     from core.errors import CaptureError
     from core.inference.controls import judge_model

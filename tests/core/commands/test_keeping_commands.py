@@ -42,9 +42,8 @@ def _sampled(tmp_path, monkeypatch):
 
 def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, monkeypatch):
     _sampled(tmp_path, monkeypatch)
-    done = cli("delete", "a", "sample", "b")
-    assert (done.returncode, done.stdout) == (2, "")
-    assert "read-only sample run; nothing was deleted" in done.stderr
+    refusal = cli("delete", "a", "sample", "b").refusal
+    assert "read-only sample run; nothing was deleted" in refusal
     assert len(list(store.glob("*.duckdb"))) == 2
 
 
@@ -57,7 +56,4 @@ def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store, tmp_p
     assert run_id.endswith(tuple("0123456789abcdef"))
     damaged(path, "CREATE MACRO f(x) AS x")
     assert cli("ingest", path, "--reference", "a").returncode == 2
-    refused = cli("ingest", path)
-    assert (refused.returncode, refused.stdout) == (2, "")
-    assert "theirs.duckdb: holds the macro 'f'" in " ".join(refused.stderr.split())
-    assert refused.stderr.count("\n") == 1
+    assert "theirs.duckdb: holds the macro 'f'" in cli("ingest", path).refusal

@@ -49,7 +49,6 @@ def started(store):
         stderr=subprocess.PIPE,
         text=True,
     )
-    assert process.stdout is not None
     assert process.stdout.readline() == "begun\n"
     assert list(store.glob(".partial-*"))
     return process

@@ -92,7 +92,6 @@ def test_each_printed_command_computes_its_cell(cli, plan, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--fail-on", "kl>1"], "--fail-on 'kl>1' is not a condition of a sweep"),
         (["--junit", "x.xml"], "--junit and --markdown write a gate; add --fail-on"),
         (["--cell", "00"], "the plan has no cell '00'"),
     ],

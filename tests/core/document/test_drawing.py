@@ -3,7 +3,6 @@ is drawn.
 """
 
 import io
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +14,8 @@ from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import header_of, write_run
+from tests.places import ROLLOUTS, ROOT
 
-TESTS = Path(__file__).resolve().parents[2]
 COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
 
 
@@ -74,8 +73,9 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
 
 
 def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
-    path = store.path_of(ingest(store, [TESTS / "cases/rollouts/slime/train_data/2.pt"]))
-    expected, r = np.load(TESTS / "cases/rollouts/expected.npz"), np.zeros((3, 20))
+    path = store.path_of(ingest(store, [ROLLOUTS / "slime/train_data/2.pt"]))
+    expected = np.load(ROLLOUTS / "expected.npz")
+    r = np.zeros((3, 20))
     for row in range(3):
         trainer, rollout, mask = (
             expected[f"{name}{row}"] for name in ("trainer", "rollout", "mask")
@@ -91,7 +91,7 @@ def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
 
 
 def test_an_identical_pair_is_an_empty_plot():
-    colors = cells_of(plot(TESTS.parent / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
+    colors = cells_of(plot(ROOT / "sample_runs" / "batches-on-an-h100.duckdb"), 16, 37)
     assert (colors == 255).mean() > 0.9  # the rest is grid
 
 

@@ -8,7 +8,6 @@ import html
 import io
 import re
 from html.parser import HTMLParser
-from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -33,10 +32,9 @@ from core.text import number, visible
 from tests.core.probing.made_state import made_state, stored
 from tests.core.responses.made_sides import engine_side, response, side, store_run
 from tests.core.runs.damaging import with_texts
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, sample, write_run
+from tests.places import ROLLOUTS, ROOT, RUNS
 
-TESTS = Path(__file__).resolve().parents[2]
-RUNS = TESTS / "runs"
 HOSTILE = (
     "</style></title><script>alert(1)</script><img src=x onerror=alert(1)>\" onload='x' &lt; `code`"
     " **b**\u202e"
@@ -92,7 +90,7 @@ def shown(path):
 
 
 def test_the_policy_allows_the_style_sheet_and_pictures_in_the_file_alone():
-    with RunReader(RUNS / "injected-bug.duckdb") as run:
+    with sample("injected-bug") as run:
         text = html_file(run)
     (style,) = re.findall("<style>(.*?)</style>", text, re.DOTALL)
     digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
@@ -161,14 +159,14 @@ def test_figures_flips_and_points_are_those_of_the_run():
 
 
 @pytest.mark.parametrize(
-    ("sample", "titles"),
+    ("name", "titles"),
     [
         ("continuations-that-part", ["Continuations", "KV cache", "Common causes"]),
         ("where-it-starts", ["Layers", "KV cache", "Kernels", "Common causes"]),
     ],
 )
-def test_what_the_pages_have_of_a_pair_is_in_the_file(sample, titles):
-    with RunReader(RUNS / f"{sample}.duckdb") as run:
+def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
+    with sample(name) as run:
         text, cell = html_file(run, explain_pair), html_cell(run)
         layers = [caches.merge(run, pair.index, None, "layer", "kind") for pair in run.pairs]
         written = [
@@ -192,7 +190,7 @@ def test_what_the_pages_have_of_a_pair_is_in_the_file(sample, titles):
 
 
 def test_a_cell_of_a_notebook_reads_without_its_styles():
-    with RunReader(TESTS.parent / "sample_runs/fresh-against-cached.duckdb") as run:
+    with RunReader(ROOT / "sample_runs/fresh-against-cached.duckdb") as run:
         cell, table, prompts = html_cell(run), run.positions(0), run.header.prompts
     flips = table[table["is_flip"]]
     tokens = [visible(prompts[row.prompt].token_texts[row.position]) for row in flips.itertuples()]
@@ -270,16 +268,15 @@ def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
 
 
 def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
-    cases = TESTS / "cases" / "rollouts"
-    document = shown(store.path_of(ingest(store, [cases / "slime/train_data/2.pt"])))
-    expected = np.load(cases / "expected.npz")
+    document = shown(store.path_of(ingest(store, [ROLLOUTS / "slime/train_data/2.pt"])))
+    expected = np.load(ROLLOUTS / "expected.npz")
     assert "0.0121" in document.text  # mean |r|, as the Overview has it
     bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
     assert sum(map(int, bars)) == sum(expected[f"mask{number}"].sum() for number in range(3))
 
 
 def test_the_worst_sequences_of_a_rollout_stand_as_text():
-    with RunReader(TESTS.parent / "sample_runs/trainer-against-rollout.duckdb") as run:
+    with RunReader(ROOT / "sample_runs/trainer-against-rollout.duckdb") as run:
         worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
         texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
         text, cell = Document(html_file(run)).text, html_cell(run)
@@ -319,7 +316,7 @@ def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
 def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, cli, tmp_path):
     store = Store(tmp_path)
     run_id = store_run(store, "lists", *sides)
-    with RunReader(store.path_of(run_id)) as run:
+    with opened(store, run_id) as run:
         figures, text = run.positions(0), html_file(run)
         issue = issue_text(run, run.pairs, "")
     flips = figures.loc[figures["is_flip"], [f"reference_{name}", f"variant_{name}"]]
@@ -335,7 +332,7 @@ def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, cli, 
 
 def test_axes_of_a_state_are_a_table_the_worst_first(tmp_path):
     store = Store(tmp_path)
-    with RunReader(store.path_of(stored(store, made_state(1e-3, 0.9)))) as run:
+    with opened(store, stored(store, made_state(1e-3, 0.9))) as run:
         parts = [html_file(run), html_cell(run)]
     for part in parts:
         box = part.partition('aria-label="Server state"')[2].partition("</table>")[0]

@@ -6,7 +6,7 @@ import pytest
 
 from core.engines import registry
 from tests.core.inference.sameness import on_cpu
-from tests.places import ROOT
+from tests.places import MODEL
 
 
 @pytest.fixture(autouse=True)
@@ -26,7 +26,7 @@ def ended():
 def loaded():
     """The small model in float32."""
 
-    return on_cpu(ROOT / "sample_runs" / "model")
+    return on_cpu(MODEL)
 
 
 @pytest.fixture

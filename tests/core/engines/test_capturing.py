@@ -57,8 +57,7 @@ def captured(cli, engine):
 
 
 def test_every_bit_of_an_engine_is_in_the_run(captured, store):
-    said = captured()
-    assert said.returncode == 0, said.stderr
+    captured().succeeded()
     (path,) = store.paths()
     with RunReader(path) as run:
         header = run.header
@@ -73,13 +72,12 @@ def test_every_bit_of_an_engine_is_in_the_run(captured, store):
 def test_a_vocabulary_that_is_padded_is_cut_and_a_smaller_one_refused(captured, store, vocab):
     said = captured(vocab=vocab)
     if vocab > 4096:
-        assert said.returncode == 0, said.stderr
+        said.succeeded()
         (path,) = store.paths()
         with RunReader(path) as run:
             assert run.header.vocab == 4096
     else:
-        assert said.returncode == 2
-        assert "Toy has 100 tokens, the model 4096" in said.stderr
+        assert "Toy has 100 tokens, the model 4096" in said.refusal
 
 
 @pytest.mark.parametrize(
@@ -138,9 +136,7 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(engine, s
     ],
 )
 def test_what_cannot_be_had_of_an_engine_is_refused(captured, store, more, sentence):
-    said = captured(*more)
-    assert said.returncode == 2
-    assert sentence in said.stderr
+    assert sentence in captured(*more).refusal
     assert store.paths() == []
 
 

@@ -15,11 +15,10 @@ from core.engines import registry
 from core.engines.process import ADAPTERS
 from core.inference.controls.judge_model import judge
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import alone, logits_of, on_cpu
+from tests.core.inference.sameness import alone, apart, logits_of, on_cpu
 from tests.covering import thorough
-from tests.places import ROOT
+from tests.places import MODEL
 
-MODEL = str(ROOT / "sample_runs" / "model")
 IDS = (5, 9, 200, 31, 77, 9, 1024, 3, 8, 44, 17, 2)
 
 pytestmark = pytest.mark.model
@@ -147,7 +146,7 @@ def test_a_dump_of_sglangs_layout_is_the_model_module_by_module(loaded, folder, 
     """
     as_sglang(loaded.model, steps, folder)
     replayed = logits_of("rollout:replay", loaded, IDS)
-    assert float((replayed - logits_of("prefill", loaded, IDS)).abs().max()) < 1e-4
+    assert apart(replayed, logits_of("prefill", loaded, IDS)) < 1e-4
     found = alone("rollout:replay", loaded, IDS)
     names = {"model.embed_tokens", "model.layers.2", "model.layers.0"}
     assert names | {"model.layers.1.self_attn.k_proj"} <= set(found.names)
@@ -216,7 +215,7 @@ def refused(folder, monkeypatch):
 
     def call(match, ids=IDS, dtype="float32"):
         with pytest.raises(adapter.Refused, match=match):
-            adapter.load({"model": MODEL, "dtype": dtype})[1](ids, lambda *_, **__: None)
+            adapter.load({"model": str(MODEL), "dtype": dtype})[1](ids, lambda *_, **__: None)
 
     return call
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from core.engines import registry
-from tests.core.inference.sameness import logits_of
+from tests.core.inference.sameness import apart, logits_of
 from tests.covering import thorough
 
 IDS = (5, 9, 200, 31, 77, 9, 1024)
@@ -83,4 +83,4 @@ def test_rows_stand_at_their_positions(loaded, packages, path):
     found = logits_of(path, loaded, IDS)
     assert found.shape == reference.shape
     assert found.dtype == torch.float32
-    assert float((found - reference).abs().max()) < 1e-3
+    assert apart(found, reference) < 1e-3

@@ -27,11 +27,10 @@ from core.inference.paths import engine_side
 from core.inference.paths.engines import side_of, whole_side
 from core.inference.watching.modules import traced_modules
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import alone, logits_of, on_cpu
+from tests.core.inference.sameness import alone, apart, logits_of, on_cpu, rms
 from tests.covering import thorough
-from tests.places import ROOT
+from tests.places import MODEL, ROOT
 
-MODEL = str(ROOT / "sample_runs" / "model")
 TEXT = (ROOT / "sample_runs" / "prompts" / "parser.txt").read_text()
 
 OTHERS = ROOT / ".engines" / "bin" / "python"  # `make engines`
@@ -78,7 +77,7 @@ def ids(loaded):
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
     reference, found = logits_of("prefill", loaded, ids), logits_of(path, loaded, ids)
     assert found.dtype == torch.float32
-    assert float((found - reference).double().pow(2).mean().sqrt()) < 3e-5
+    assert rms(found - reference) < 3e-5
     # the process is kept, and repeats itself
     assert torch.equal(logits_of(path, loaded, ids), found)
 
@@ -140,7 +139,7 @@ def test_a_gguf_written_here_is_the_model(family):
     found = logits_of(f"llamacpp:prefill+{WIDE}", tiny, tokens)
     # llama.cpp looks GELU up in a table of float16, even if all else is float32
     allowed = 1e-3 if family == "gemma" else 2e-5
-    assert float((found - reference).abs().max()) < allowed * float(reference.abs().max())
+    assert apart(found, reference) < allowed * float(reference.abs().max())
 
 
 def test_a_family_that_is_not_written_is_refused():
@@ -384,4 +383,4 @@ def test_vllm_decodes_given_tokens_where_it_replays_them_and_says_so_where_not(l
     except CaptureError as error:
         assert "no trace replay" in str(error)  # noqa: PT017 - either is right
     else:
-        assert float((found - logits_of("prefill", loaded, ids[:12])).abs().max()) < 1e-3
+        assert apart(found, logits_of("prefill", loaded, ids[:12])) < 1e-3

@@ -12,7 +12,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedTokenizerFa
 
 from core.inference.models.torch_errors import quiet
 from tests.core.inference.sameness import on_cpu
-from tests.places import ROOT
+from tests.places import MODEL
 
 TEXT = (
     "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten past six,"
@@ -198,4 +198,4 @@ def model_of(model_folders):
 @pytest.fixture(scope="session")
 def shipped_model():
     """The folder of the small trained model of the sample runs."""
-    return ROOT / "sample_runs" / "model"
+    return MODEL

@@ -13,9 +13,13 @@ from core.inference.capture.capture import plan_capture, run_capture
 from core.inference.controls.modules_alone import modules_alone
 from core.inference.generating.generation import plan_generation
 from core.inference.models.model import load_model
+from core.inference.paths import paths
+from core.inference.paths.bases import Base
 from core.inference.paths.engines import side_of, whole_side
-from core.runs.reader import RunReader
+from core.inference.paths.grammar import BASE_ARGUMENTS, MODIFIER_ARGUMENTS
+from core.inference.paths.modifiers import Modifier
 from core.runs.writer import RunWriter
+from tests.core.runs.made_runs import opened
 
 PROMPT = "def walk(self, path): return [step for step in path if step]\nThe ferry left at ten"
 POSITIONS = 32
@@ -29,6 +33,32 @@ def on_cpu(name, dtype="float32", **more):
         device="cpu",
         **more,
     )
+
+
+def drawn(*shape, seed=0):
+    """Normal numbers, the same in every process."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+def apart(a, b):
+    """The largest distance of two elements."""
+    return float((a.double() - b.double()).abs().max())
+
+
+def rms(values):
+    return float(values.double().square().mean().sqrt())
+
+
+def plant_base(monkeypatch, name, compute):
+    """A base of paths that computes so."""
+    monkeypatch.setitem(paths.BASES, name, Base(compute))
+    monkeypatch.setitem(BASE_ARGUMENTS, name, ())
+
+
+def plant_modifier(monkeypatch, name, change):
+    """A modifier of paths that changes batches so."""
+    monkeypatch.setitem(paths.MODIFIERS, name, Modifier(change))
+    monkeypatch.setitem(MODIFIER_ARGUMENTS, name, ())
 
 
 def tokens(loaded):
@@ -86,7 +116,7 @@ def captured(
     )
     with RunWriter(store, plan.header) as writer:
         assert run_capture(plan, writer) == []
-        return RunReader(store.path_of(writer.finish()))
+        return opened(store, writer.finish())
 
 
 @cache
@@ -127,5 +157,5 @@ def computes_the_same(path, loaded):
     """Within the bound of float32 at every position, and the same argmax."""
     logits = logits_of(path, loaded)
     exact = exact_logits(loaded)
-    is_close = float((logits.double() - exact).abs().max()) <= float32_bound(loaded)
+    is_close = apart(logits, exact) <= float32_bound(loaded)
     return is_close and bool((logits.argmax(-1) == exact.argmax(-1)).all())

@@ -11,9 +11,9 @@ import pytest
 
 from core.errors import DumpError, StoreError
 from core.judging.ingest import describe, headers_of
-from tests.places import ROOT
+from tests.places import ROOT, RUNS
 
-RUN = ROOT / "tests" / "runs" / "injected-bug.duckdb"
+RUN = RUNS / "injected-bug.duckdb"
 UPCAST = ROOT / "sample_runs" / "dumps" / "fresh_and_cached_upcast.npz"
 
 

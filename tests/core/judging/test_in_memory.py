@@ -32,6 +32,7 @@ def bfloat16(logits):
     return logits.astype(ml_dtypes.bfloat16).view("V2")
 
 
+NOT_FINITE = with_values(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan))
 DUMPS = {
     "rounding": {"reference": PLAIN, "variant": OTHER},
     "bfloat16": {"reference": bfloat16(PLAIN), "variant": bfloat16(PLAIN * 1.01)},
@@ -42,7 +43,7 @@ DUMPS = {
     "temperature": {"reference": PLAIN, "variant": PLAIN / np.float32(0.7)},
     "not finite": {
         "reference": with_values(PLAIN, (np.s_[3], np.nan), (np.s_[:, -40:], -np.inf)),
-        "variant": with_values(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan)),
+        "variant": NOT_FINITE,
     },
     "ties": {"reference": with_values(PLAIN, (np.s_[2], 1.0)), "variant": np.round(OTHER)},
     "emitted": {
@@ -58,7 +59,7 @@ DUMPS = {
     },
     "embeddings": {
         "reference": PLAIN,
-        "variant": with_values(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan)),
+        "variant": NOT_FINITE,
         "holds": np.array("values"),
     },
     "scores": {"reference": PLAIN[:, 0], "variant": OTHER[:, 0], "holds": np.array("values")},

@@ -122,7 +122,7 @@ def test_both_comparisons_have_to_pass():
     narrow = judge(MadeControls(narrow=3.0))
     assert narrow.name == "bug suspected"
     assert narrow.noise_ratio == pytest.approx(3.0, rel=0.1)
-    assert {row.outcome for row in narrow.evidence if row.group == FLOAT32} == {PASSED}
+    assert {row.outcome for row in rows_of(narrow.evidence, FLOAT32)} == {PASSED}
     (drawn,) = rows_of(narrow.evidence, DRAWN)
     assert drawn.outcome == FAILED
 
@@ -298,7 +298,7 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now():
     verdict = judge(MadeControls(has_wide=False), before)
     assert verdict.is_bug_suspected
     assert verdict.first_place == (1, 64)
-    assert [row.outcome for row in verdict.evidence if row.group == FLOAT32] == [FAILED]
+    assert [row.outcome for row in rows_of(verdict.evidence, FLOAT32)] == [FAILED]
 
 
 def row(group, outcome, says="so it is."):

@@ -28,7 +28,7 @@ from core.runs.store.store import Store
 from tests.core.evidence import rows_of
 from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
 from tests.core.runs.damaging import damaged
-from tests.core.runs.made_runs import ingested
+from tests.core.runs.made_runs import ingested, opened
 from tests.covering import few
 
 X, HEAD = states()
@@ -75,7 +75,7 @@ def judged(dump_of, tmp_path):
 
     def judge(variant, before=None, **controls):
         store, run_id = dump_of(variant)
-        with RunReader(store.path_of(run_id)) as run:
+        with opened(store, run_id) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
             checks = [rows_of(run.evidence(0), VALIDITY)]
             return judge_upload(run, checks, [], measured, [before] if before else [])[0]
@@ -196,11 +196,11 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
     )
     with ingested(store, dump) as before:
         controls = measure_controls(before, **on_disk(tmp_path, {"rerun": {"variant": VARIANT}}))
-        run = RunReader(store.path_of(judge_stored(store, before, controls, name="with a rerun")))
+        run = opened(store, judge_stored(store, before, controls, name="with a rerun"))
         assert [side.sha256 for side in before.sides] == [side.sha256 for side in run.sides]
         assert before.pairs[0].verdict == "likely rounding"
         assert not rows_of(before.evidence(0), RERUN)
-        assert [row.outcome for row in run.evidence(0) if row.group == RERUN] == [PASSED]
+        assert [row.outcome for row in rows_of(run.evidence(0), RERUN)] == [PASSED]
         assert f"Judged from run {before.run_id}." in run.header.provenance.note
         for each in (before, run):
             export_npz(each, tmp_path / f"{each.run_id}.npz")
@@ -270,7 +270,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
 ):
     found = judged(in_bfloat16(with_fault(X, factor=1.5), HEAD, 2), float32=PAIR)
     assert found.name == "bug suspected"
-    assert [row.outcome for row in found.evidence if row.check is NARROWING] == [FAILED]
+    assert [row.outcome for row in rows_of(found.evidence, NARROWING)] == [FAILED]
 
 
 WRONG = {
@@ -381,13 +381,12 @@ def test_a_float32_dump_whose_floor_is_refused_is_undecided_and_is_not_asked_for
     dump = saved(tmp_path / "d.npz", **sides, token_ids=np.arange(ROWS))
     ways = saved(tmp_path / "w.npz", **EACH_WITH_A_FAULT)
     with ingested(store, dump) as run:
-        judged_run = RunReader(
-            store.path_of(judge_stored(store, run, measure_controls(run, floor=[ways]))),
-        )
+        controls = measure_controls(run, floor=[ways])
+        judged_run = opened(store, judge_stored(store, run, controls))
     (pair,) = judged_run.pairs
     assert pair.verdict == "undecided"
     assert next_command(judged_run, pair) == f"ulpscope verdict {judged_run.run_id} --model MODEL"
-    assert [row.outcome for row in judged_run.evidence(0) if row.group == FLOAT32] == [MISSING]
+    assert [row.outcome for row in rows_of(judged_run.evidence(0), FLOAT32)] == [MISSING]
 
 
 def test_a_floor_without_the_pair_in_float32_is_refused(judged):

@@ -31,8 +31,9 @@ from core.numerics.formats import BFLOAT16, FLOAT32
 from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
 from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
-from tests.core.runs.made_runs import ingested
+from tests.core.runs.made_runs import ingested, verdict_of
 
 X, HEAD = states()
 PLAIN = in_bfloat16(X, HEAD, 1)
@@ -165,8 +166,8 @@ def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, 
     reference, variant, check, figures = INVALID[case]
     more = {"token_ids": np.arange(ROWS) + VOCAB} if check is SHAPES else {}
     run = stored(tmp_path, reference, variant, **more)
-    assert run.pairs[0].verdict == "invalid dump"
-    (row,) = [row for row in run.evidence(0) if row.check is check]
+    assert verdict_of(run) == "invalid dump"
+    (row,) = rows_of(run.evidence(0), check)
     assert row.outcome == FAILED
     assert {name: getattr(row.figures, name) for name in figures} == figures
     if case == "one value":
@@ -178,7 +179,7 @@ def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, 
 def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blamed(tmp_path):
     sides = PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape)
     run = stored(tmp_path, *(_top(_log_softmax(side / 2), 20, -np.inf) for side in sides))
-    assert run.pairs[0].verdict == "invalid dump"
+    assert verdict_of(run) == "invalid dump"
     rows = {row.check: row for row in run.evidence(0)}
     assert rows[TRUNCATION].outcome == FAILED
     assert "log-probabilities" in rows[LOGSUMEXP].says
@@ -186,7 +187,7 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a
     # thirtieth at least.
     run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
-    assert LOGSUMEXP not in {row.check for row in run.evidence(0)}
+    assert not rows_of(run.evidence(0), LOGSUMEXP)
 
 
 @pytest.mark.parametrize(
@@ -199,8 +200,8 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
 )
 def test_less_than_half_of_a_row_is_no_truncation(sides, tmp_path):
     run = stored(tmp_path, *sides)
-    assert TRUNCATION not in {row.check for row in run.evidence(0)}
-    assert run.pairs[0].verdict != "invalid dump"
+    assert not rows_of(run.evidence(0), TRUNCATION)
+    assert verdict_of(run) != "invalid dump"
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
@@ -232,7 +233,7 @@ def test_the_first_difference_and_its_blocks_are_found_without_a_control(
     tmp_path,
 ):
     variant = np.where(np.isin(np.arange(ROWS), places)[:, None], OTHER, PLAIN)
-    (row,) = [row for row in stored(tmp_path, PLAIN, variant).evidence(0) if row.group == STRUCTURE]
+    (row,) = rows_of(stored(tmp_path, PLAIN, variant).evidence(0), STRUCTURE)
     assert row.figures.positions == len(places)
     assert row.figures.first == (0, places[0])
     assert row.figures.is_tail == is_tail
@@ -249,7 +250,7 @@ def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fau
     right = {"emitted:reference": _emitted(PLAIN), "emitted:variant": _emitted(OTHER)}
     run = stored(tmp_path, **right)
     assert outcomes(run)[SAMPLER] == [PASSED, PASSED]
-    assert run.pairs[0].verdict == "likely rounding"
+    assert verdict_of(run) == "likely rounding"
     assert run.generations[0].given_positions == 5
     assert run.generations[0].tokens[1] == tuple(OTHER.argmax(1)[4:])
     wrong = {
@@ -258,7 +259,7 @@ def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fau
     }
     run = stored(tmp_path / "b", **wrong)
     assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
-    assert run.pairs[0].verdict == "bug suspected"
+    assert verdict_of(run) == "bug suspected"
 
 
 @pytest.mark.parametrize(("token", "first"), [(55, None), (70, 9)])
@@ -272,7 +273,7 @@ def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
         **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
     assert outcomes(run)[SAMPLER] == [PASSED if first is None else FAILED, PASSED]
-    assert [row.figures.first for row in run.evidence(0) if row.group == SAMPLER] == [first, None]
+    assert [row.figures.first for row in rows_of(run.evidence(0), SAMPLER)] == [first, None]
 
 
 VARIANT_EMITTED = {"emitted:variant": _emitted(PLAIN)}
@@ -321,7 +322,7 @@ def test_a_difference_is_compared_with_what_its_dtype_rounds(
     verdict,
     tmp_path,
 ):
-    assert stored(tmp_path, reference, variant, **more).pairs[0].verdict == verdict
+    assert verdict_of(stored(tmp_path, reference, variant, **more)) == verdict
 
 
 @pytest.mark.parametrize(
@@ -333,11 +334,11 @@ def test_unrelated_arrays_and_one_swapped_row_are_a_suspected_bug(tmp_path, refe
     unrelated = (
         np.random.default_rng(0).standard_normal(reference.shape) * reference.std()
     ).astype(np.float32)
-    assert stored(tmp_path, reference, unrelated).pairs[0].verdict == "bug suspected"
+    assert verdict_of(stored(tmp_path, reference, unrelated)) == "bug suspected"
     swapped = variant.copy()
     swapped[11] = variant[29]
     with stored(tmp_path / "swapped", reference, swapped) as run:
-        assert run.pairs[0].verdict == "bug suspected"
+        assert verdict_of(run) == "bug suspected"
         assert telling_place(run.positions(0)) == (0, 11)
 
 
@@ -346,7 +347,7 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
     moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
     run = stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16"))
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
 
 
 # Of all rows, as a frequent token has a large logit.
@@ -365,11 +366,11 @@ STEADY = {
 def test_a_difference_that_follows_the_logits_is_no_rounding(fault, tmp_path):
     reference, sound = (_rounded(each + COMMON, "bfloat16") for each in (PLAIN, OTHER))
     variant = _rounded(STEADY[fault](OTHER + COMMON), "bfloat16")
-    assert stored(tmp_path / "sound", reference, sound).pairs[0].verdict == "likely rounding"
+    assert verdict_of(stored(tmp_path / "sound", reference, sound)) == "likely rounding"
     with stored(tmp_path / "fault", reference, variant) as run:
-        (screened,) = (row for row in run.evidence(0) if row.group == SCREENING)
+        (screened,) = rows_of(run.evidence(0), SCREENING)
         assert screened.figures.rms_row_ulps < 2
-        assert run.pairs[0].verdict == "undecided"
+        assert verdict_of(run) == "undecided"
 
 
 @pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e30, float(np.finfo(np.float32).min)])
@@ -380,7 +381,7 @@ def test_a_mask_by_a_number_on_both_sides_hides_no_fault(reference, variant, mas
     for side in sides:
         side[:, -100:] = mask
     run = stored(tmp_path, *sides, compute_dtype=np.array("float32"))
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
 
 
 def test_a_column_far_beyond_the_others_hides_no_fault_in_16_bits(tmp_path):
@@ -431,7 +432,7 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     named = {"compute_dtype": np.array(dtype)}
     run = stored(tmp_path, reference, _rounded(variant, dtype), **named)
     (pair,) = run.pairs
-    singles = [row.figures for row in run.evidence(0) if row.check is SINGLE_LOGIT]
+    singles = [row.figures for row in rows_of(run.evidence(0), SINGLE_LOGIT)]
     if case == "sound":
         assert pair.verdict == "likely rounding"
         assert singles == []
@@ -484,5 +485,5 @@ def test_equal_prompts_are_no_rows_of_other_places(tmp_path):
         np.stack([x, y]).astype(np.float32),
         np.stack([y, x]).astype(np.float32),
     ) as run:
-        assert run.pairs[0].verdict == "likely rounding"
+        assert verdict_of(run) == "likely rounding"
         assert explain_pair(run, 0).causes == []

@@ -14,12 +14,13 @@ from core.judging.uploaded_controls import measure_controls
 from core.numerics.metrics import COUNTS_OF_TOKENS, OF_TOKENS
 from core.runs.dumps.export import export_npz
 from core.runs.queries.verdicts import deciding_controls
-from core.runs.reader import RunReader
 from core.runs.reports.conditions import parse_conditions
 from core.runs.reports.gate import gate_of
 from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import as_json, report_of_run
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
+from tests.core.runs.made_runs import ingested, opened, verdict_of
 
 RANDOM = np.random.default_rng(11)
 ROWS = RANDOM.normal(size=(40, 96)).astype(np.float32)
@@ -31,7 +32,7 @@ _OF_SUMMARY = COUNTS_OF_TOKENS | {"mean_kl", "max_kl", "min_margin"}
 def stored(folder, reference, variant, holds="values", **more):
     np.savez(folder / "dump.npz", reference=reference, variant=variant, **more)
     store = Store(folder / "store")
-    return RunReader(store.path_of(ingest(store, [folder / "dump.npz"], holds=holds)))
+    return ingested(store, folder / "dump.npz", holds=holds)
 
 
 def changed(array, *places):
@@ -42,7 +43,7 @@ def changed(array, *places):
 
 
 def row_of(run, check):
-    return next(row for row in run.evidence(0) if row.check == check)
+    return rows_of(run.evidence(0), check)[0]
 
 
 def test_what_needs_a_vocabulary_is_null_and_the_rest_is_measured(tmp_path):
@@ -91,7 +92,7 @@ def test_rows_are_the_leading_axes_and_a_list_of_scores_has_one_value_a_row(
     export_npz(run, tmp_path / "again.npz")
     assert describe([tmp_path / "again.npz"])["positions"] == rows
     again = ingest(Store(tmp_path / "store"), [tmp_path / "again.npz"])
-    with RunReader(Store(tmp_path / "store").path_of(again)) as second:
+    with opened(Store(tmp_path / "store"), again) as second:
         assert second.header.holds == "value"
         assert [side.sha256 for side in second.sides] == [side.sha256 for side in run.sides]
 
@@ -100,7 +101,7 @@ def test_a_dump_declares_its_values_and_a_wrong_word_is_refused(tmp_path):
     np.savez(tmp_path / "declared.npz", a=ROWS, b=NEAR, holds=np.array("values"))
     np.savez(tmp_path / "wrong.npz", a=ROWS, b=NEAR, holds=np.array("scores"))
     store = Store(tmp_path / "store")
-    with RunReader(store.path_of(ingest(store, [tmp_path / "declared.npz"]))) as run:
+    with ingested(store, tmp_path / "declared.npz") as run:
         assert not run.header.has_tokens
     with pytest.raises(DumpError, match="holds"):
         ingest(store, [tmp_path / "wrong.npz"])
@@ -108,7 +109,7 @@ def test_a_dump_declares_its_values_and_a_wrong_word_is_refused(tmp_path):
 
 def test_noise_of_rounding_is_likely_rounding(tmp_path):
     run = stored(tmp_path, ROWS, NEAR)
-    assert run.pairs[0].verdict == "likely rounding"
+    assert verdict_of(run) == "likely rounding"
     assert row_of(run, ARRAYS_ALONE).outcome == PASSED
     # figures of tokens are absent there too
     assert row_of(run, ARRAYS_ALONE).figures.flips_beyond_noise is None
@@ -128,7 +129,7 @@ def test_noise_of_rounding_is_likely_rounding(tmp_path):
 def test_faults_of_values_are_seen(tmp_path, variant, verdict):
     # named: values of a model in bfloat16 may differ by as much
     run = stored(tmp_path, ROWS, variant, compute_dtype=np.array("float32"))
-    assert run.pairs[0].verdict == verdict
+    assert verdict_of(run) == verdict
     if verdict == "invalid dump":
         assert row_of(run, NUMBERS).outcome == FAILED
 
@@ -141,7 +142,7 @@ def test_rows_of_one_huge_value_excuse_nothing_and_accuse_nothing(tmp_path):
         huge,
         moved + np.float32(1e-3) * RANDOM.random(ROWS.shape, np.float32),
     )
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
     assert row_of(run, ARRAYS_ALONE).outcome == NOTED
     median = np.median(np.abs(huge), axis=1).min()
     assert row_of(run, ARRAYS_ALONE).figures.peak == pytest.approx(5000 / median)
@@ -152,12 +153,12 @@ def test_a_score_near_zero_is_as_uncertain_as_the_others(tmp_path):
     noise = np.spacing(np.abs(scores).max()) * RANDOM.normal(size=40)
     run = stored(tmp_path, scores, (scores + noise).astype(np.float32))
     assert run.pairs[0].summary.max_row_ulps > 1000
-    assert run.pairs[0].verdict == "likely rounding"
+    assert verdict_of(run) == "likely rounding"
 
 
 def test_few_values_are_undecided(tmp_path):
     run = stored(tmp_path, ROWS[:1, :8], NEAR[:1, :8])
-    assert run.pairs[0].verdict == "undecided"
+    assert verdict_of(run) == "undecided"
 
 
 def test_order_is_recorded_with_the_run(tmp_path):
@@ -188,8 +189,8 @@ def test_a_noise_floor_of_embeddings_decides(tmp_path):
     np.savez(tmp_path / "floor.npz", reference=ROWS, **paths)
     controls = measure_controls(run, floor=[tmp_path / "floor.npz"])
     store = Store(tmp_path / "store")
-    with RunReader(store.path_of(judge_stored(store, run, controls))) as judged:
-        assert judged.pairs[0].verdict == "rounding"
+    with opened(store, judge_stored(store, run, controls)) as judged:
+        assert verdict_of(judged) == "rounding"
 
 
 def test_a_gate_takes_arrays_conditions_alone(tmp_path):

@@ -124,7 +124,7 @@ def expected_figures(a, b, fmt):
     """Every figure of rows `a` against `b`, bits [rows, vocab]."""
     rows = []
     kls = []
-    histogram = Counter[int]()
+    histogram = Counter()
     row_cells = []
     for x, y, x_bits, y_bits in zip(values(a, fmt), values(b, fmt), a, b, strict=True):
         is_same = (x == y) | (np.isnan(x) & np.isnan(y))

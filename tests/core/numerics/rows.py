@@ -12,8 +12,12 @@ def _finite(rng, vocab, fmt):
     return rng.integers(0, fmt.first_nonfinite, vocab).astype(fmt.carrier) | sign
 
 
+def _bits(values, fmt):
+    return np.asarray(values).astype(fmt.values).view(fmt.carrier)
+
+
 def _logits(rng, vocab, fmt):
-    return (rng.standard_normal(vocab) * 4).astype(fmt.values).view(fmt.carrier)
+    return _bits(rng.standard_normal(vocab) * 4, fmt)
 
 
 def _nudged(rng, bits, fmt, share=0.7):
@@ -33,7 +37,7 @@ def _with(
 ):
     return np.where(
         rng.random(len(bits)) < share,
-        np.array(what).astype(fmt.values).view(fmt.carrier),
+        _bits(what, fmt),
         bits,
     )
 
@@ -87,11 +91,8 @@ def tiny_and_signed_zeros(rng, vocab, fmt):
 
 def rising(rng, vocab, fmt):
     """The maximum moves in every block, so that sums are rescaled again and again."""
-    a = (
-        np.sort((rng.standard_normal(vocab) * 30).astype(fmt.values).astype(np.float32))
-        .astype(fmt.values)
-        .view(fmt.carrier)
-    )
+    held = (rng.standard_normal(vocab) * 30).astype(fmt.values)
+    a = _bits(np.sort(held.astype(np.float32)), fmt)
     return a, _nudged(rng, a, fmt)
 
 
@@ -101,15 +102,15 @@ def blocks_far_apart(rng, vocab, fmt):
     """
     base = rng.standard_normal(vocab)
     lift = np.minimum(300.0, fmt.largest / 2) * (np.arange(vocab) // 700 % 2)
-    a = (base + lift).astype(fmt.values).view(fmt.carrier)
-    b = (base + np.roll(lift, 350)).astype(fmt.values).view(fmt.carrier)
+    a = _bits(base + lift, fmt)
+    b = _bits(base + np.roll(lift, 350), fmt)
     return a, np.where(rng.random(vocab) < 0.5, a, b)
 
 
 def mask_part(rng, vocab, fmt):
     """Part of the vocabulary at -inf, on the variant only where the reference is too."""
     a = _with(_logits(rng, vocab, fmt), rng, -np.inf, fmt, 0.3)
-    is_masked = a == np.array(-np.inf).astype(fmt.values).view(fmt.carrier)
+    is_masked = a == _bits(-np.inf, fmt)
     return a, np.where(is_masked, a, _nudged(rng, a, fmt))
 
 
@@ -119,7 +120,7 @@ def masked_on_one_side(rng, vocab, fmt):
 
 
 def masked_all(rng, vocab, fmt):
-    nothing = np.full(vocab, np.array(-np.inf).astype(fmt.values).view(fmt.carrier))
+    nothing = np.full(vocab, _bits(-np.inf, fmt))
     return nothing, nothing.copy() if rng.random() < 0.5 else _logits(rng, vocab, fmt)
 
 

@@ -12,22 +12,22 @@ from core.numerics.statistic import FALSE_ALARM, floor_test, smallest_fault
 POSITIONS = 4096
 
 
-def rounding(rng, seeds, positions=POSITIONS):
-    """Mean squares: a scale of its own at each position, times log-normal noise. [seeds,
+def rounding(seed, draws, positions=POSITIONS):
+    """Mean squares: a scale of its own at each position, times log-normal noise. [draws,
     positions]
     """
+    rng = np.random.default_rng(seed)
     scale = np.exp(rng.normal(0, 1, positions)) * 1e-6
-    return (scale * np.exp(rng.normal(0, 0.3, (seeds, positions)))) ** 2
+    return (scale * np.exp(rng.normal(0, 0.3, (draws, positions)))) ** 2
 
 
 def test_rounding_is_rarely_called_a_fault():
     """200 pairs drawn as the floor is: at a false-alarm rate of 1 in 1000, more than 2 have
     probability 1e-3.
     """
-    rng = np.random.default_rng(0)
     alarms = 0
-    for _ in range(200):
-        drawn = rounding(rng, 5, 512)
+    for seed in range(200):
+        drawn = rounding(seed, 5, 512)
         alarms += not floor_test(drawn[0], drawn[1:], WIDE).is_passed
     assert FALSE_ALARM == 1e-3
     assert alarms <= 2
@@ -35,7 +35,7 @@ def test_rounding_is_rarely_called_a_fault():
 
 @pytest.mark.parametrize("factor", [24, 100, 1e4])
 def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
-    drawn = rounding(np.random.default_rng(1), 5)
+    drawn = rounding(1, 5)
     pair = drawn[0].copy()
     row = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])  # a position of ordinary scale
     pair[row] *= factor**2
@@ -48,7 +48,7 @@ def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
 
 
 def test_a_pair_larger_everywhere_fails_as_a_whole():
-    drawn = rounding(np.random.default_rng(2), 5)
+    drawn = rounding(2, 5)
     test = floor_test(drawn[0] * 24**2, drawn[1:], WIDE)
     assert test.ratio == pytest.approx(24, rel=0.5)
     assert not test.is_passed
@@ -62,7 +62,7 @@ def test_a_fault_at_most_positions_still_begins_where_it_begins(jump):
     starts. Half of the positions of a draw may jump: a value in the middle of two falls to the
     other.
     """
-    drawn = rounding(np.random.default_rng(7), 5, 300)
+    drawn = rounding(7, 5, 300)
     pair = np.where(np.arange(300) < 100, drawn[0], drawn[0] * 1e6**2)
     drawn[2, 10:40] *= jump**2
     test = floor_test(pair, drawn[1:], WIDE)
@@ -71,7 +71,7 @@ def test_a_fault_at_most_positions_still_begins_where_it_begins(jump):
 
 
 def test_a_fault_at_the_only_position_that_differs_is_found():
-    drawn = rounding(np.random.default_rng(8), 5, 300)
+    drawn = rounding(8, 5, 300)
     pair = np.where(np.arange(300) == 40, drawn[1:].mean(0), 0.0)
     assert floor_test(pair * 30**2, drawn[1:], WIDE).outliers.tolist() == [40]
     assert floor_test(pair * 2**2, drawn[1:], WIDE).is_passed
@@ -81,7 +81,7 @@ def test_a_pair_in_16_bits_is_compared_as_a_whole():
     """Single positions jump by orders of magnitude there; ten times the whole floor is no
     rounding.
     """
-    drawn = rounding(np.random.default_rng(6), 5)
+    drawn = rounding(6, 5)
     drawn[1:, 7] = 0
     assert floor_test(drawn[0], drawn[1:], OWN).is_passed
     assert not floor_test(drawn[0] * 20**2, drawn[1:], OWN).is_passed

@@ -104,7 +104,6 @@ def llama_of(path, port, *adapters):
         stderr=subprocess.DEVNULL,
         text=True,
     ) as process:
-        assert process.stdout is not None
         address = process.stdout.readline().strip()
         assert address.startswith("http"), f"no llama.cpp server came up: {address}"
         yield address

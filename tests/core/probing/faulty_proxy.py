@@ -7,7 +7,6 @@ What the server answers is kept, so that a second probe computes nothing.
 import json
 import threading
 from contextlib import contextmanager, suppress
-from typing import Any
 
 import httpx2 as httpx
 import numpy as np
@@ -15,8 +14,6 @@ import numpy as np
 from core.judging.axes import neighbors_of
 from tests.core.probing.odd_server import listening, reply
 
-Body = dict[str, Any]
-Ids = list[int]
 BLOCK = 16
 ENTRY = {"filename": "entry"}
 

@@ -42,7 +42,7 @@ def stored(cli, folder, *acts, words=TWO):
     """The run that a probe leaves, and what it prints."""
     with odd.serving(*acts) as (address, _):
         done = cli("probe", address, *words, "--tokens", "2", "--store", folder, "--json")
-    assert done.returncode == 0, done.stderr
+    done.succeeded()
     (path,) = folder.glob("*.duckdb")
     return run_of(path), done.json
 

@@ -2,7 +2,6 @@
 plants is found on its axis.
 """
 
-import json
 import re
 import shlex
 import shutil
@@ -56,7 +55,6 @@ def judged(address, prompts=PROMPTS, model=""):
     """Figures of every axis of a server, by name."""
     probe = Probe(Plan(prompts, ("state",)), [find_server(Client(address), model)])
     state = probe.run().state
-    assert state is not None
     sides = align([state.cold, *state.sides.values()])
     _, _, verdicts = judge_state(state, sides)
     figures = axes_of(row for verdict in verdicts for row in verdict.evidence)
@@ -152,7 +150,7 @@ def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypa
     with planted(llama, answers, faulty_proxy.another_block) as address:
         faulty = cli("probe", address, *prompts, *words, "--json")
     assert (sound.returncode, faulty.returncode) == (0, 1)
-    runs = [json.loads(done.stdout)["runs"] for done in (sound, faulty)]
+    runs = [done.json["runs"] for done in (sound, faulty)]
     assert [len(each) for each in runs] == [1, 1]
     gates = []
     for (run_id,) in runs:
@@ -301,7 +299,7 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
             del state.missing[axis]
         run_id = stored(Store(tmp_path), state)
         done = cli("compare", run_id, "--fail-on", "state", "--json", "--store", tmp_path)
-        gate = json.loads(done.stdout)["gate"]
+        gate = done.json["gate"]
         outcomes.append(sorted(each["outcome"] for each in gate["conditions"]))
     assert outcomes == [["passed", "passed"], ["passed", "undecided"]]
 
@@ -321,7 +319,7 @@ def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
     with odd_server.serving(odd_server.good) as (address, _):
         done = cli("probe", address, *words, *limit)
     assert done.returncode == code
-    answer = json.loads(done.stdout)
+    answer = done.json
     assert len(answer["runs"]) == 1 + (code == 0)
     assert answer.get("gate", {}).get("outcome") == (None if code else UNDECIDED)
 

@@ -3,7 +3,6 @@ can.
 """
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
@@ -78,14 +77,11 @@ def test_every_test_of_a_probe(server):
 
 
 def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
-    long = PROMPTS[0] * 2
-    ids = server.tokenize(long)
-    ids = ids[:400]
+    ids = server.tokenize(PROMPTS[0] * 2)[:400]
     first, again, other = (server.ask(Ask(ids, 1, 5, salt=salt)) for salt in ("a", "a", "b"))
     assert first.cached == 0
     assert other.cached == 0
-    assert (again.cached or 0) > 0
-    assert Path(PYTHON).exists()
+    assert again.cached > 0
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,6 @@ from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.response_run import write_responses
 
-Row = dict[int, float]
 MADE = Path(__file__).with_name("made")
 
 
@@ -27,6 +26,11 @@ def sent(name):
 def row_of(response, index):
     ids, values = response.rows.row(index)
     return dict(zip(ids.tolist(), values.tolist(), strict=True))
+
+
+def places_of(response):
+    """Positions of its rows."""
+    return response.rows.positions.tolist()
 
 
 def by_text(response, index):

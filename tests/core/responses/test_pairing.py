@@ -235,13 +235,16 @@ def chosen_beside(name, *values):
     )
 
 
+CHOSEN = [-0.9, -1.0, -1.1, -1.2]
+
+
 @pytest.mark.parametrize(
     ("one", "other", "values", "neq", "largest", "verdict"),
     [
         # the one's list has its chosen values
         ([NONE] * 4, [-0.9, -1.0, -1.1, NONE], 8 + 3, 3, 0.4, UNDECIDED),
-        ([-0.9, -1.0, -1.1, -1.2], [-0.9, -1.0, -1.1, -1.2], 8 + 4, 0, 0.0, IDENTICAL),
-        ([-0.9, -1.0, -1.1, -1.2], [-0.9, -1.0, -1.1, -1.7], 8 + 4, 1, 0.5, UNDECIDED),
+        (CHOSEN, CHOSEN, 8 + 4, 0, 0.0, IDENTICAL),
+        (CHOSEN, [*CHOSEN[:3], -1.7], 8 + 4, 1, 0.5, UNDECIDED),
         ([NONE] * 4, [-0.50001, NONE, NONE, NONE], 8 + 1, 1, 1e-5, UNDECIDED),
     ],
 )

@@ -5,7 +5,6 @@ sources say.
 import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +19,8 @@ from core.responses.formats import read_payload, read_responses
 from core.responses.pairing import pairs_of
 from core.responses.records import ResponseSide
 from core.verdict import IDENTICAL, UNDECIDED
-from tests.core.responses.made_sides import by_text, pair_of, row_of, sent
-
-PAYLOADS = Path(__file__).with_name("payloads")
+from tests.core.responses.made_sides import by_text, pair_of, places_of, row_of, sent
+from tests.places import PAYLOADS
 
 
 def one(payload, request=None):
@@ -36,7 +34,7 @@ def test_a_real_answer_of_llama_cpp_chat():
     assert found.format == "OpenAI chat"
     assert found.keys == "token_id"
     assert found.tokens == (-1,) * 32 + (57, 5248, 18948)
-    assert found.rows.positions.tolist() == [31, 32, 33]
+    assert places_of(found) == [31, 32, 33]
     assert row_of(found, 0) == {
         57: -2.2564542293548584,
         19556: -2.3952271938323975,
@@ -62,7 +60,7 @@ def test_a_real_answer_of_vllm_with_prompt_logprobs():
     path = PAYLOADS / "vllm_completions.json"
     (found,) = read_responses(path)
     choice = json.loads(path.read_text())["choices"][0]
-    assert found.rows.positions.tolist() == list(range(134))
+    assert places_of(found) == list(range(134))
     assert found.generated_from == 126
     for index, row in enumerate(choice["prompt_logprobs"][1:]):
         entries = row.values()
@@ -89,7 +87,7 @@ def test_prompt_rows_score_the_token_after_them():
     """
     found = one(sent("vllm"))
     assert found.tokens == (4, 5, 6, 9)
-    assert found.rows.positions.tolist() == [0, 1, 2]
+    assert places_of(found) == [0, 1, 2]
     assert row_of(found, 0) == {7: -0.5, 8: -1.5, 5: -4.5}
     assert found.rows.best.tolist() == [2, 1, 2]  # token 5 is ninth; -9999 is no value
     assert found.rows.missing.tolist() == [0, 1, 0]
@@ -100,7 +98,7 @@ def test_prompt_rows_score_the_token_after_them():
 
 def test_echoed_completions_begin_without_a_row():
     found = one(sent("echoed"))
-    assert found.rows.positions.tolist() == [0, 1]
+    assert places_of(found) == [0, 1]
     assert by_text(found, 0) == {" b": -1.0, " x": -0.75}
     assert found.generated_from == 1
     assert found.keys == "text"
@@ -112,7 +110,7 @@ def test_sglang():
     assert row_of(found, 0) == {7: -0.75, 5: -1.0}
     assert row_of(found, 1) == {6: -0.5, 8: -2.0}
     assert row_of(found, 2) == {9: -0.125, 1: -3.0}
-    assert found.rows.positions.tolist() == [0, 1, 2]
+    assert places_of(found) == [0, 1, 2]
     assert found.generated_from == 2
     assert found.cached == 2
 
@@ -125,7 +123,7 @@ def test_sglang_from_a_later_start():
         "output_token_logprobs": [[-0.25, 9, None]],
     }
     found = one({"meta_info": meta})
-    assert found.rows.positions.tolist() == [2, 3]
+    assert places_of(found) == [2, 3]
     assert found.rows.targets.tolist() == [7, 9]
     assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
 
@@ -154,17 +152,20 @@ def test_a_request_beside_its_response_says_tokens_and_settings():
     assert found.top_logprobs == 1
 
 
+TWO = {"a": -1.0, "b": -2.0}
+
+
 @pytest.mark.parametrize(
     ("lists", "best"),
     [
         # the first of each is chosen: greedy
-        ([{"a": -1.0, "b": -2.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
+        ([TWO, TWO], [2, 2]),
         # one more, from further down
-        ([{"b": -1.0, "c": -2.0, "a": -3.0}, {"a": -1.0, "b": -2.0}], [2, 2]),
+        ([{"b": -1.0, "c": -2.0, "a": -3.0}, TWO], [2, 2]),
         # the chosen token, or the best: undecidable
         ([{"a": -1.0}, {"a": -2.0}], [0, 0]),
         # a token is lost: two print alike
-        ([{"a": -1.0, "b": -2.0, "c": -3.0}, {"a": -1.0, "b": -2.0}], [3, 0]),
+        ([TWO | {"c": -3.0}, TWO], [3, 0]),
     ],
 )
 def test_lists_by_text_count_as_best_only_what_must_be(lists, best):
@@ -315,7 +316,7 @@ def test_a_real_answer_of_vllm_by_token_ids_scores_its_prompt_and_what_it_made()
     made = choice["token_ids"]
     assert found.keys == "token_id"
     assert list(found.tokens) == prompt + made
-    assert found.rows.positions.tolist() == list(range(len(prompt) + 2))
+    assert places_of(found) == list(range(len(prompt) + 2))
     assert found.rows.targets.tolist() == prompt[1:] + made
     first = len(prompt) - 1
     assert found.generated_from == first
@@ -347,7 +348,7 @@ def test_an_offline_output_of_vllm_is_the_servers_answer():
     (expected,) = read_responses(served)
     assert found.tokens == expected.tokens
     assert found.generated_from == expected.generated_from
-    assert found.rows.positions.tolist() == expected.rows.positions.tolist()
+    assert places_of(found) == places_of(expected)
     for index in range(len(expected.rows)):
         assert row_of(found, index) == row_of(expected, index)
 
@@ -359,7 +360,7 @@ def test_a_real_stream_of_vllm_is_the_answer_in_one_piece():
     assert streamed.tokens == whole.tokens
     assert streamed.text == whole.text
     first = whole.generated_from
-    assert streamed.rows.positions.tolist() == whole.rows.positions.tolist()[first:]
+    assert places_of(streamed) == places_of(whole)[first:]
     for index in range(len(streamed.rows)):
         assert row_of(streamed, index).keys() == row_of(whole, first + index).keys()
 
@@ -391,7 +392,7 @@ def test_a_token_that_prints_like_another_has_a_value_beside_its_list():
     texts = ["a", "\ufffd", "d", "\ufffd"]
     values = [-0.1, -1.2, -0.2, -0.5]
     found = one(completions(texts, values, tops, token_ids=[64, 240, 68, 241]))
-    assert found.rows.positions.tolist() == [0, 1, 2, 3]
+    assert places_of(found) == [0, 1, 2, 3]
     none = math.nan
     np.testing.assert_array_equal(found.rows.chosen, [none, -1.2, none, none])
     assert by_text(found, 1) == {"\ufffd": -1.1, "c": -1.5}

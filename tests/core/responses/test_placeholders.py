@@ -2,7 +2,6 @@
 
 import json
 import math
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,8 +18,10 @@ from core.responses.formats import read_payload
 from core.responses.pairing import pairs_of
 from core.responses.placeholders import without_placeholders
 from core.verdict import IDENTICAL, INVALID_DUMP, UNDECIDED
+from tests.core.evidence import rows_of
 from tests.core.judging.test_degenerate_lists import answer, chosen, sides_of
 from tests.core.responses.made_sides import sent
+from tests.places import PAYLOADS
 
 WORDS = ("It", " is", " so", " warm", " here", ".", " And", " dry")
 
@@ -206,9 +207,6 @@ def test_a_certain_row_on_one_side_alone_is_not_compared():
     assert verdict.name == UNDECIDED
 
 
-PAYLOADS = Path(__file__).with_name("payloads")
-
-
 def vllm(change=None):
     """A real answer of vLLM with rows of its prompt, each changed by `change(own token, row)`."""
     payload = stored("vllm_token_ids")
@@ -253,15 +251,13 @@ def without_own(own, row):
     [(stored("vllm_masked"), 5), (vllm(as_a_grammar), 3)],
 )
 def test_a_side_that_masks_the_prompts_own_tokens_is_a_run_that_names_the_mask(masked, tokens):
-    sides = sides_of(vllm(), masked)
-    (pair,) = pairs_of(sides)
-    (verdict,) = judge_responses(sides, [pair])
+    pair, verdict = judged(vllm(), masked)
     first = pair.placeholders[0]
     assert first.side == "B"
     assert first.kind == "masked"
     assert first.tokens == tokens
     assert verdict.name == INVALID_DUMP
-    assert explain_lists(pair, *sides).causes[0].name == "masking"
+    assert causes_of(vllm(), masked)[0] == "masking"
     assert len(pair.positions) == 15
 
 
@@ -309,14 +305,10 @@ def test_an_emitted_value_that_its_list_contradicts_is_left_out():
 
 
 def test_placeholders_come_first_among_causes_and_in_the_report():
-    sides = sides_of(
-        answer(*sound()),
-        answer(*drafted({1, 3, 4, 6, 7})),
-    )
-    (pair,) = pairs_of(sides)
-    assert explain_lists(pair, *sides).causes[0].name == "placeholders"
-    (verdict,) = judge_responses(sides, [pair])
-    (row,) = (row for row in verdict.evidence if row.check is PLACEHOLDERS)
+    payloads = answer(*sound()), answer(*drafted({1, 3, 4, 6, 7}))
+    assert causes_of(*payloads)[0] == "placeholders"
+    _, verdict = judged(*payloads)
+    (row,) = rows_of(verdict.evidence, PLACEHOLDERS)
     assert row.side == "B"
     assert row.outcome == "failed"
     assert row.figures.to_json() == {"kind": "no list", "tokens": 5, "of": 8}

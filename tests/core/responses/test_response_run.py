@@ -3,7 +3,6 @@
 import shutil
 from dataclasses import replace
 
-import duckdb
 import numpy as np
 import pytest
 
@@ -16,6 +15,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.responses.made_sides import compare, engine_side, response, side, store_run
+from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import opened
 
 
@@ -135,8 +135,7 @@ def test_it_goes_from_store_to_store(made, store):
 def test_a_damaged_file_is_refused_in_a_sentence(made, store, tmp_path, damage):
     path = tmp_path / "damaged.duckdb"
     shutil.copyfile(made, path)
-    with duckdb.connect(str(path)) as shell:
-        shell.execute(damage)
+    damaged(path, damage)
     with pytest.raises(StoreError, match=path.stem), RunReader(path) as run:
         run.responses()
     with pytest.raises(StoreError):

@@ -198,7 +198,6 @@ def test_what_wraps_an_answer_is_taken_off(tmp_path, wrapping, indent):
         (repr(chat()).encode(), "model_dump_json"),
         (b"ChatCompletion(id='x', choices=[Choice(index=0)])", "model_dump_json"),
         (b"[ChatCompletion(id='x', choices=[])]", "model_dump_json"),
-        (b"{nonsense", "no JSON"),
     ],
 )
 def test_what_cannot_be_read_is_named(tmp_path, content, sentence):

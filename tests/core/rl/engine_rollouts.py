@@ -16,12 +16,12 @@ import torch
 
 from core.judging.ingest import ingest
 from core.judging.stored import explain_pair
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.runs.made_runs import opened
 from tests.json_lines import read_lines, write_lines
-from tests.places import ROOT
+from tests.places import ROLLOUTS
 
-FOLDER = ROOT / "tests" / "cases" / "rollouts" / "engines"
+FOLDER = ROLLOUTS / "engines"
 CLEAN, WEIGHTS, INPUTS = "no cause", "quantized weights", "other inputs"
 # what a checkpoint says of sides that it accounts for
 NO_CAUSE = ("rounding", "numerics of two settings")
@@ -160,7 +160,7 @@ def cause_of(case, model=None):
             )
             causes = json.loads(done.stdout)["pairs"][0]["causes"]
         else:
-            with RunReader(store.path_of(run_id)) as run:
+            with opened(store, run_id) as run:
                 causes = [cause.to_json() for cause in explain_pair(run, 0).causes]
     causes = [cause for cause in causes if cause["name"] not in NO_CAUSE]
     return (causes[0]["name"], causes[0]["text"]) if causes else ("", "")

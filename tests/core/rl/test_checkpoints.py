@@ -16,15 +16,10 @@ from core.numerics.formats import BFLOAT16, LOGIT_FORMATS
 from core.rl import checkpoints
 from core.rl.checkpoints import compare_checkpoints
 from tests.core.inference.models import small_gguf
-from tests.core.inference.sameness import on_cpu
-from tests.places import ROOT
+from tests.core.inference.sameness import drawn, on_cpu, rms
+from tests.places import MODEL
 
-MODEL = ROOT / "sample_runs" / "model"
 Q_PROJ = "layers.0.self_attn.q_proj"
-
-
-def drawn(*shape, seed=0):
-    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
 
 def compared(folder, a, b, fmt=BFLOAT16):
@@ -79,10 +74,7 @@ def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(dtyp
     assert total.max_rounded_ulps == int((ordinals(rounded) - ordinals(rounded_after)).abs().max())
     change = (after.double() - before.double()).abs()
     assert total.max_abs == float(change.max())
-    assert total.rms == pytest.approx(
-        float(change.square().mean().sqrt()),
-        rel=1e-9,
-    )
+    assert total.rms == pytest.approx(rms(change), rel=1e-9)
     if dtype == "bfloat16":
         assert 0.2 < total.rounded_differing / total.differing < 0.4
 

@@ -51,7 +51,8 @@ def test_our_figures_by_their_formulas():
     batch = Batch(Sequences.of(tokens, LENGTHS))
     values = {each.name: each.value(batch) for each in FRAMEWORKS["ulpscope"].figures}
     r = tokens.trainer - tokens.rollout
-    ratio = np.exp(tokens.trainer - tokens.rollout)
+    ratio = np.exp(r)
+    truncated = np.minimum(ratio, 2)
     of_sequence = np.split(r, np.cumsum(LENGTHS)[:-1])
     geometric = np.exp([each.mean() for each in of_sequence])
     expected = {
@@ -64,8 +65,7 @@ def test_our_figures_by_their_formulas():
         "ratio_sequence": np.exp([each.sum() for each in of_sequence]).mean(),
         "ratio_geometric": geometric.mean(),
         "ess": ratio.sum() ** 2 / (len(r) * (ratio**2).sum()),
-        "ess_truncated": np.minimum(ratio, 2).sum() ** 2
-        / (len(r) * (np.minimum(ratio, 2) ** 2).sum()),
+        "ess_truncated": truncated.sum() ** 2 / (len(r) * (truncated**2).sum()),
         "chi2": (ratio**2).mean() - 1,
         "chi2_geometric": (geometric**2).mean() - 1,
         "pearson": np.corrcoef(tokens.rollout, tokens.trainer)[0, 1],

@@ -18,10 +18,9 @@ from core.numerics.recorded_choices import read_choices
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
 from tests.json_lines import read_lines, write_lines
-from tests.places import ROOT
+from tests.places import ROLLOUTS
 
-CASES = ROOT / "tests" / "cases" / "rollouts"
-EXPECTED = np.load(CASES / "expected.npz")
+EXPECTED = np.load(ROLLOUTS / "expected.npz")
 NEMO = ["train_data_step6.jsonl"]
 PRIME = ["token_exports/step_4/rank_0.jsonl", "token_exports/step_4/rank_1.jsonl"]
 SLIME = ["slime/rollout_data/2.pt", "slime/train_data/2.pt"]
@@ -29,8 +28,8 @@ MILES = ["miles/train_data/9_0.pt", "miles/train_data/9_1.pt"]
 
 
 def read(tmp_path, *files):
-    """Tokens and sequences of the run that files become; those of CASES by their names."""
-    with ingested(Store(tmp_path / "runs"), *[CASES / each for each in files]) as run:
+    """Tokens and sequences of the run that files become; those of ROLLOUTS by their names."""
+    with ingested(Store(tmp_path / "runs"), *[ROLLOUTS / each for each in files]) as run:
         assert run.has_rollouts
         tokens = run.query("SELECT * FROM chosen_token ORDER BY prompt, position")
         return tokens, run.query("SELECT * FROM sequence ORDER BY prompt"), run.pairs[0].summary
@@ -111,7 +110,7 @@ def test_one_version_for_each_turn_is_the_version_of_its_tokens(tmp_path):
 
 def test_the_agent_of_nemo_gym_is_the_environment(tmp_path):
     """Its logger writes batches of one, here `agent_ref` of grpo.py."""
-    rows = read_lines(CASES / NEMO[0])
+    rows = read_lines(ROLLOUTS / NEMO[0])
     for row, name in zip(rows, ("math", "code", "math"), strict=True):
         row["agent_ref"] = [{"type": "responses_api_agents", "name": name}]
     path = write_lines(tmp_path / "train_data_step6.jsonl", rows)
@@ -164,7 +163,7 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
 def altered(folder, change):
     """A copy of slime's train data with a changed sample."""
     target = folder / "a.pt"
-    content = torch.load(CASES / SLIME[1], weights_only=True)
+    content = torch.load(ROLLOUTS / SLIME[1], weights_only=True)
     change(content["samples"])
     torch.save(content, target)
     return target
@@ -338,7 +337,7 @@ def test_experts_in_the_files_of_slime_and_miles_are_those_of_the_tokens(write, 
 
 def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
     """A batch of one, padded like its tokens."""
-    rows = read_lines(CASES / NEMO[0])
+    rows = read_lines(ROLLOUTS / NEMO[0])
     for each in rows:
         each["routed_experts"] = [EXPERTS[: len(each["token_ids"][0])].tolist()]
     _, sequences, _ = read(tmp_path, write_lines(tmp_path / "train_data_step6.jsonl", rows))
@@ -401,19 +400,19 @@ def test_a_bad_sample_is_one_sentence_and_stores_nothing(change, says, store, tm
 )
 def test_a_bad_row_or_file_is_one_sentence_and_stores_nothing(source, says, store, tmp_path):
     is_row = isinstance(source, dict)
-    path = write_lines(tmp_path / "a.jsonl", [source]) if is_row else CASES / source
+    path = write_lines(tmp_path / "a.jsonl", [source]) if is_row else ROLLOUTS / source
     refused(store, says, path)
 
 
 def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_path):
-    prime = CASES / PRIME[0]
+    prime = ROLLOUTS / PRIME[0]
     cut = tmp_path / "rank_0.jsonl"
     cut.write_bytes(prime.read_bytes()[:-700])
     refused(store, "rank_0.jsonl: cannot be read as rows of tokens", cut)
     refused(store, "occurs twice", prime, shutil.copy(prime, tmp_path / "rank_9.jsonl"))
     # the last 9 tokens of 12
     moved = altered(tmp_path, lambda s: s[0]["tokens"][-9:].add_(1))
-    refused(store, "has other tokens than in 2.pt from token 3 on", CASES / SLIME[0], moved)
+    refused(store, "has other tokens than in 2.pt from token 3 on", ROLLOUTS / SLIME[0], moved)
 
 
 def refused(store, says, *files):

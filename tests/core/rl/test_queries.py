@@ -12,7 +12,7 @@ from core.rl import queries as rl
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
 from tests.json_lines import write_lines
-from tests.places import ROOT
+from tests.places import ROLLOUTS
 
 LENGTHS = [20, 20, 20, 40, 29]
 
@@ -103,7 +103,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
 
 
 RAGGED = json.loads(
-    (ROOT / "tests" / "cases" / "rollouts" / "ragged.json").read_text(),
+    (ROLLOUTS / "ragged.json").read_text(),
 )
 
 

@@ -4,12 +4,12 @@
 
 import json
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 
 from tests.places import ROOT
+from tests.shell import ran
 
 FRAMEWORKS = Path(os.environ.get("ULPSCOPE_FRAMEWORKS", ROOT / ".frameworks"))
 
@@ -22,15 +22,8 @@ def run_in(framework, script, *words):
     if not python.exists():
         pytest.skip(f"no {framework} here: make frameworks")
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
-    done = subprocess.run(
-        [python, "-P", f"tests/core/rl/{script}.py", *words],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    command = [python, "-P", f"tests/core/rl/{script}.py", *words]
+    done = ran(command, cwd=ROOT, env=environment, timeout=1800)
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -28,7 +28,7 @@ from core.runs.reports.run_json import run_json
 from core.runs.response_run import write_responses
 from core.runs.store.cards import list_runs
 from tests.core.rl.test_formats import refused
-from tests.core.runs.made_runs import ingested, opened
+from tests.core.runs.made_runs import ingested, opened, verdict_of
 from tests.json_lines import write_lines
 from tests.places import ROOT
 
@@ -172,7 +172,7 @@ def test_nan_and_values_of_no_probability_are_missing(store, tmp_path):
     )
     with ingested(store, path) as run:
         assert run.pairs[0].summary.finite == 1
-        assert run.pairs[0].verdict == "identical"
+        assert verdict_of(run) == "identical"
         reference, variant = run.responses()
     assert reference.responses[0].rows.missing.tolist() == [1, 0, 1, 0]
     assert variant.responses[0].rows.missing.tolist() == [0, 0, 0, 1]
@@ -290,7 +290,7 @@ def test_a_column_that_a_parquet_file_lacks_is_named_and_options_of_whole_rows_a
 def test_one_value_everywhere_is_no_log_probability(store, tmp_path):
     path = write_lines(tmp_path / "zeros.jsonl", [{**GOOD, "variant": [0.0, 0.0]}])
     with ingested(store, path) as run:
-        assert run.pairs[0].verdict == "invalid dump"
+        assert verdict_of(run) == "invalid dump"
 
 
 def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path, monkeypatch):
@@ -338,7 +338,7 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
     assert found["prompts"] == len(rows)
     assert found["positions"] == 300
     with ingested(store, path) as run:
-        assert run.pairs[0].verdict == "undecided"
+        assert verdict_of(run) == "undecided"
         assert next_command(run, run.pairs[0]) == ""
 
 

@@ -17,6 +17,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.runs.writer import RunWriter
+from tests.places import RUNS
 
 
 def header_of(
@@ -142,6 +143,16 @@ def copied(path):
 
 def opened(store, run_id):
     return RunReader(store.path_of(run_id))
+
+
+def verdict_of(run):
+    """The verdict of its first pair."""
+    return run.pairs[0].verdict
+
+
+def sample(name):
+    """A sample run, as tests see them."""
+    return RunReader(RUNS / f"{name}.duckdb")
 
 
 def ingested(store, *paths, **options):

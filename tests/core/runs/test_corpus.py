@@ -23,6 +23,7 @@ TOKENS = RANDOM.integers(
 LOGITS = RANDOM.normal(0, 3.5, (CHUNKS * ROWS, VOCAB)).astype(np.float32)
 OTHER = LOGITS + RANDOM.normal(0, 0.2, LOGITS.shape).astype(np.float32)
 TARGETS = np.concatenate([chunk[FIRST + 1 :] for chunk in TOKENS])
+PLACES = np.arange(len(TARGETS))
 
 
 @pytest.fixture
@@ -30,21 +31,24 @@ def files(tmp_path):
     return [tmp_path / "base.kld", tmp_path / "q.kld"]
 
 
+def error_of(values):
+    """Of their mean, as llama-perplexity has it."""
+    return np.std(values) / np.sqrt(len(values) - 1)
+
+
 def test_figures_are_those_of_llama_perplexity(files):
     base = kl_base_file(files[0], LOGITS, TOKENS)
     q = kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
-    count = len(TARGETS)
-    places = np.arange(len(TARGETS))
-    nll, nll_base = -q[places, TARGETS], -base[places, TARGETS]
+    nll, nll_base = -q[PLACES, TARGETS], -base[PLACES, TARGETS]
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
-    same = (q.argmax(axis=1) == base.argmax(axis=1)).mean()
+    is_same = q.argmax(axis=1) == base.argmax(axis=1)
     ppl = np.exp(nll.mean())
     ppl_base = np.exp(nll_base.mean())
-    error = np.std(nll) / np.sqrt(count - 1)
-    error_base = np.std(nll_base) / np.sqrt(count - 1)
-    covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (count - 1)
+    error = error_of(nll)
+    error_base = error_of(nll_base)
+    covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (len(nll) - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
     difference_error = np.sqrt(
@@ -57,10 +61,10 @@ def test_figures_are_those_of_llama_perplexity(files):
         "Mean ln(PPL(Q)/PPL(base))": (np.log(ppl / ppl_base), ratio_error),
         "Mean PPL(Q)/PPL(base)": (ppl / ppl_base, ppl / ppl_base * ratio_error),
         "Mean PPL(Q)-PPL(base)": (ppl - ppl_base, difference_error),
-        "Mean KLD": (kl.mean(), np.std(kl) / np.sqrt(count - 1)),
-        "Mean Δp": (100 * dp.mean(), 100 * np.std(dp) / np.sqrt(count - 1)),
-        "RMS Δp": (100 * rms, 100 * 0.5 / rms * np.std(dp**2) / np.sqrt(count - 1)),
-        "Same top p": (100 * same, 100 * np.sqrt(same * (1 - same) / (count - 1))),
+        "Mean KLD": (kl.mean(), error_of(kl)),
+        "Mean Δp": (100 * dp.mean(), 100 * error_of(dp)),
+        "RMS Δp": (100 * rms, 50 / rms * error_of(dp**2)),
+        "Same top p": (100 * is_same.mean(), 100 * error_of(is_same)),
     }
     for name, values in (("KLD", kl), ("Δp", 100 * dp)):
         expected[f"Maximum {name}"] = values.max(), None
@@ -88,22 +92,21 @@ def test_what_a_file_cuts_moves_no_figure(files):
     kl_base_file(files[1], OTHER, TOKENS)
     assert np.log(np.exp(held).sum(axis=1)).max() > 1e-6
     tokens = score_logs(files)
-    true = log_softmax(spread.astype(np.float64), axis=1)[np.arange(len(TARGETS)), TARGETS]
-    is_seen = spread[np.arange(len(TARGETS)), TARGETS] > spread.max(axis=1) - 16
+    true = log_softmax(spread.astype(np.float64), axis=1)[PLACES, TARGETS]
+    is_seen = spread[PLACES, TARGETS] > spread.max(axis=1) - 16
     assert np.abs(tokens.base - true)[is_seen].max() < 2e-4
 
 
 def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files):
     """The files then say a lower perplexity than the logits have."""
     spread = LOGITS.copy()
-    places = np.arange(len(TARGETS))
-    spread[places[:5], TARGETS[:5]] = spread.max(axis=1)[:5] - 20
+    spread[PLACES[:5], TARGETS[:5]] = spread.max(axis=1)[:5] - 20
     held = kl_base_file(files[0], spread, TOKENS)
     kl_base_file(files[1], LOGITS, TOKENS)
-    is_cut = [logits[places, TARGETS] < logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
+    is_cut = [logits[PLACES, TARGETS] < logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
     count = int((is_cut[0] | is_cut[1]).sum())
-    true = log_softmax(spread.astype(np.float64), axis=1)[places, TARGETS]
-    assert held[places, TARGETS].mean() > true.mean()
+    true = log_softmax(spread.astype(np.float64), axis=1)[PLACES, TARGETS]
+    assert held[PLACES, TARGETS].mean() > true.mean()
     assert score_logs(files).cut == count >= 5
     assert cli("compare", *files, "--json").json["cut_tokens"] == count
     assert f"{count} right tokens are less likely" in cli("compare", *files).stderr

@@ -17,6 +17,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.runs.made_runs import calm_sides, header_of, make_run, opened, write_run
 from tests.places import ROOT
+from tests.shell import ran
 from tests.waiting import until
 
 
@@ -189,13 +190,7 @@ def test_a_full_disk_is_one_sentence_and_leaves_nothing(room, tmp_path):
     """A limit on the size of files stands for the disk: it fails the same writes, from the first
     byte to the last tile.
     """
-    found = subprocess.run(
-        [sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-    )
-    assert found.returncode == 0, found.stderr
+    found = ran([sys.executable, "-c", FULL_DISK, str(tmp_path), str(room)], cwd=ROOT)
     assert found.stdout.count("\n") == 1
     assert "cannot be" in found.stdout
     assert list(tmp_path.iterdir()) == []

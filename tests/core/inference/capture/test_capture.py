@@ -11,11 +11,8 @@ from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
-from core.inference.paths import batch, paths
-from core.inference.paths.bases import Base
-from core.inference.paths.grammar import BASE_ARGUMENTS, MODIFIER_ARGUMENTS
-from core.inference.paths.modifiers import Modifier
-from tests.core.inference.sameness import on_cpu, planned
+from core.inference.paths import batch
+from tests.core.inference.sameness import on_cpu, planned, plant_base, plant_modifier
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -178,8 +175,7 @@ def test_torchs_exceptions_stop_in_the_capture_and_an_interrupt_does_not(
     def base(batch, emit):
         batch.forward(0, batch.positions, fail)
 
-    monkeypatch.setitem(paths.BASES, "odd", Base(base))
-    monkeypatch.setitem(BASE_ARGUMENTS, "odd", ())
+    plant_base(monkeypatch, "odd", base)
     with pytest.raises(kind, match=sentence):
         collect(planned(llama, ["def walk"], "odd", ["decode"]))
 
@@ -202,8 +198,7 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama, monkeypatch):
         finally:
             events.append("left")
 
-    monkeypatch.setitem(paths.MODIFIERS, "watched", Modifier(watched))
-    monkeypatch.setitem(MODIFIER_ARGUMENTS, "watched", ())
+    plant_modifier(monkeypatch, "watched", watched)
     monkeypatch.setattr(batch, "CHUNK_BYTES", llama.vocab_size * 4)
     with pytest.raises(OSError, match="No space left") as caught:
         run_capture(planned(llama, PROMPTS, "prefill+watched", ["decode"]), FullDisk())

@@ -9,7 +9,7 @@ import pytest
 from core.capture_request import CaptureRequest
 from core.commands.capturing import plan_of
 from core.inference.capture.capture import environment_of
-from tests.places import ROOT
+from tests.places import MODEL
 
 pytestmark = pytest.mark.model
 
@@ -27,11 +27,11 @@ def _of(model, **more):
 
 @pytest.fixture
 def copied(tmp_path):
-    return Path(shutil.copytree(ROOT / "sample_runs" / "model", tmp_path / "model"))
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
 
 
 def test_it_is_that_of_the_run_though_no_weights_were_loaded():
-    request, found = _of(ROOT / "sample_runs" / "model")
+    request, found = _of(MODEL)
     about = plan_of(request).header.provenance
     assert found["revision"] == about.revision
     assert found["revision"].startswith("sha256:")
@@ -40,7 +40,7 @@ def test_it_is_that_of_the_run_though_no_weights_were_loaded():
 
 
 def test_a_model_that_is_elsewhere_has_the_same_and_another_has_not(copied):
-    sound = _of(ROOT / "sample_runs" / "model")[1]
+    sound = _of(MODEL)[1]
     assert _of(copied)[1] == sound
     assert _of(copied, build="1")[1] == {**sound, "build": "1"}
     config = json.loads((copied / "config.json").read_text())

@@ -12,7 +12,7 @@ from core.inference.capture.mitigations import MITIGATIONS, TIMED_FORWARDS, miti
 from core.inference.models.model import LoadedModel
 from core.inference.paths.paths import parse_path
 from core.runs.tables.mitigations import advice
-from tests.core.inference.sameness import logits_of
+from tests.core.inference.sameness import logits_of, rms
 
 pytestmark = pytest.mark.model
 PAIR = [parse_path("prefill"), parse_path("decode")]
@@ -52,7 +52,7 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
         assert row.neq == int((difference != 0).sum())
         assert row.elements == difference.numel()
         assert row.max_abs == float(difference.abs().max())
-        assert row.rms == pytest.approx(float(difference.square().mean().sqrt()), rel=1e-12)
+        assert row.rms == pytest.approx(rms(difference), rel=1e-12)
         assert row.noise_ratio == pytest.approx(row.rms / 0.5)
         assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
         assert row.compute_dtype == model.dtype

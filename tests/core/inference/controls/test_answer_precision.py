@@ -15,6 +15,7 @@ from benchmarks.verdicts.variations import VARIATIONS, in_float64, in_two_halves
 from core.evidence import FLOAT32, MISSING, Unmeasured
 from core.inference.controls.answer_precision import narrow_answers
 from core.inference.paths.engines import side_of
+from tests.core.evidence import rows_of
 from tests.covering import few, thorough
 
 pytestmark = pytest.mark.model
@@ -52,9 +53,7 @@ def biased_after_the_upcast(model, ids):
 
 def head_in_float32(model, ids):
     """bfloat16 hidden states under a head that multiplies and returns in float32: off the grid."""
-    return under_the_head(
-        model, model.model(input_ids=ids[None], use_cache=False).last_hidden_state
-    )
+    return under_the_head(model, model.model(ids[None], use_cache=False).last_hidden_state)
 
 
 def under_the_head(model, hidden):
@@ -165,6 +164,6 @@ def test_a_correct_engine_of_bfloat16_is_no_suspect(
     sides = ["prefill", served(held, compute)][:: -1 if is_reference else 1]
     verdict = judged(narrow, tiny_prompts(narrow, 16)[:1], *sides)
     assert verdict.name == "rounding"
-    (row,) = (row for row in verdict.evidence if row.group == FLOAT32)
+    (row,) = rows_of(verdict.evidence, FLOAT32)
     assert row.outcome == MISSING
     assert row.figures == Unmeasured(computes_in={"engine": "bfloat16"})

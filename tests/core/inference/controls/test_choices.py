@@ -8,7 +8,7 @@ import torch
 from benchmarks.verdicts.choices import FAULTS
 from benchmarks.verdicts.engines import prefill, replaced
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
-from core.checks.choices import ChoicesFigures
+from core.checks.choices import CHOICES
 from core.evidence import FAILED, PASSED
 from core.inference.controls.choices import (
     Choices,
@@ -20,6 +20,7 @@ from core.inference.controls.choices import (
 from core.inference.controls.judge_model import judge
 from core.inference.paths.engines import PLAIN, divergence_of, side_of
 from core.verdict import BUG_SUSPECTED, ROUNDING, UNDECIDED
+from tests.core.evidence import rows_of
 from tests.core.inference.odd_models import deepseek_v32
 
 # keys of a query, fewer than the prompts have
@@ -60,7 +61,7 @@ def test_a_path_that_makes_the_models_choices_differs_by_rounding_alone(ties, pa
 
 def test_a_choice_at_a_tie_of_two_experts_is_rounding(ties):
     verdict = judge(ties, tiny_prompts(ties), variant="decode")
-    (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
+    (row,) = rows_of(verdict.evidence, CHOICES)
     assert (verdict.name, row.outcome) == (ROUNDING, PASSED)
     assert row.figures.differing > 0
 
@@ -70,7 +71,7 @@ def test_experts_chosen_without_the_routers_bias_are_a_suspected_bug(biased):
     verdict = judge(biased, tiny_prompts(biased), variant=WITHOUT_BIAS)
     (row,) = [row for row in verdict.evidence if row.outcome == FAILED]
     assert verdict.name == BUG_SUSPECTED
-    assert isinstance(row.figures, ChoicesFigures)
+    assert row.check is CHOICES
     assert verdict.first_place == row.figures.first
     assert "model.layers.1.mlp.gate" in row.says
 
@@ -80,10 +81,10 @@ def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
         with ExitStack() as stack:
             for layer in model.model.layers:
                 stack.enter_context(replaced(layer.mlp.gate, "top_k", 3))
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
 
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
-    (row,) = [row for row in verdict.evidence if isinstance(row.figures, ChoicesFigures)]
+    (row,) = rows_of(verdict.evidence, CHOICES)
     assert verdict.name == BUG_SUSPECTED
     assert (
         row.figures.differing
@@ -146,7 +147,7 @@ def test_the_cache_of_an_indexer_is_rounding_and_a_key_too_many_a_bug(dtype):
         with ExitStack() as stack:
             for layer in model.model.layers:
                 stack.enter_context(replaced(layer.self_attn.indexer, "index_topk", FEW + 1))
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
 
     assert judge(loaded, prompts, variant="chunked:8").name == ROUNDING
     assert judge(loaded, prompts, variant=of_one_more).name == BUG_SUSPECTED
@@ -175,7 +176,7 @@ def test_an_indexer_whose_choices_are_out_of_sight_stays_undecided():
 
     def of_one_more(model, ids):
         with replaced(torch.Tensor, "topk", by_sort):
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
 
     verdict = judge(loaded, tiny_prompts(loaded), variant=of_one_more)
     assert verdict.name == UNDECIDED

@@ -16,7 +16,7 @@ from core.inference.controls import drawn_roundings
 from core.inference.controls.drawn_roundings import DrawnRounding
 from core.inference.models.dtypes import in_float32
 from tests.core.evidence import rows_of
-from tests.core.inference.sameness import logits_of
+from tests.core.inference.sameness import logits_of, rms
 from tests.covering import covering
 
 
@@ -99,8 +99,8 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
             torch.cat([logits_of(path, narrow, ids) for ids in prompts]) - exact
             for path in ("prefill", "decode")
         ]
-    rms = [float(each.square().mean().sqrt()) for each in (*own, *draws)]
-    assert max(rms) < 1.3 * min(rms)
+    sizes = list(map(rms, (*own, *draws)))
+    assert max(sizes) < 1.3 * min(sizes)
     alike = np.corrcoef([each.flatten().numpy() for each in (*own, *draws)])
     assert alike[0, 1] > 0.6  # prefill and decode, which round the same values nearly everywhere
     assert np.abs(alike[2:, 2:][~np.eye(4, dtype=bool)]).max() < 0.35
@@ -149,7 +149,7 @@ def test_a_fault_of_16_bits_alone_is_a_bug(case, dtype, narrow, half, judged):
         in_16_bits_only(FAULTS[case](1.0)),
     )
     assert verdict.is_bug_suspected
-    assert {row.outcome for row in verdict.evidence if row.group == FLOAT32} == {PASSED}
+    assert {row.outcome for row in rows_of(verdict.evidence, FLOAT32)} == {PASSED}
     (drawn,) = rows_of(verdict.evidence, DRAWN)
     assert drawn.outcome == FAILED
     if case in OF_ONE_TOKEN:
@@ -183,7 +183,7 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
     engine = in_16_bits_only(FAULTS["residual added twice"](1.0))
     verdict = judged(narrow, tiny_prompts(narrow), engine, "decode")
     assert verdict.is_bug_suspected
-    outcomes = {row.side: row.outcome for row in verdict.evidence if row.check is DRAWN}
+    outcomes = {row.side: row.outcome for row in rows_of(verdict.evidence, DRAWN)}
     assert sorted(outcomes.values()) == [FAILED, PASSED]
     assert outcomes["decode"] == PASSED
 

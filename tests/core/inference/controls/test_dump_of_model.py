@@ -23,11 +23,11 @@ from core.inference.controls.rounding_floor import rounding_floor
 from core.inference.models.dtypes import in_float32
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
+from tests.core.evidence import rows_of
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
-from tests.core.runs.made_runs import ingested
+from tests.core.runs.made_runs import ingested, opened, verdict_of
 
 pytestmark = pytest.mark.model
 
@@ -59,6 +59,9 @@ def dumped(narrow, tmp_path_factory):
 
 
 def _judged(folder, dump, loaded, **given):
+    """The judged run of a dump, given as a file or as its arrays."""
+    if isinstance(dump, dict):
+        dump = saved(folder / "d.npz", **dump)
     store = Store(folder / "store")
     with ingested(store, dump) as run:
         model = model_of_dump(loaded, run, float32=given.get("float32", ()))
@@ -68,7 +71,7 @@ def _judged(folder, dump, loaded, **given):
             measure_controls(run, with_model=True, **given),
             make_controls=model,
         )
-    return RunReader(store.path_of(new))
+    return opened(store, new)
 
 
 def _outcomes(run):
@@ -86,7 +89,7 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
     assert all(
         torch.equal(tensor, before[name]) for name, tensor in narrow.model.state_dict().items()
     )
-    assert run.pairs[0].verdict == "rounding"
+    assert verdict_of(run) == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
     assert outcomes[OWN_DTYPE] == PASSED
@@ -97,8 +100,8 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
 def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp_path):
     arrays = dict(np.load(dumped[0]))
     arrays["variant"][5:12] = arrays["variant"][4:11][::-1]
-    run = _judged(tmp_path, saved(tmp_path / "bad.npz", **arrays), narrow)
-    assert run.pairs[0].verdict == "bug suspected"
+    run = _judged(tmp_path, arrays, narrow)
+    assert verdict_of(run) == "bug suspected"
     assert "'variant'" in run.pairs[0].because
 
 
@@ -106,11 +109,11 @@ def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path)
     other = tiny_model("llama", "bfloat16", seed=5)
     run = _judged(
         tmp_path,
-        saved(tmp_path / "other.npz", **_arrays(other, _prompts(other), in_two_halves)),
+        _arrays(other, _prompts(other), in_two_halves),
         narrow,
     )
-    assert run.pairs[0].verdict == "undecided"
-    assert MISSING in {row.outcome for row in run.evidence(0) if row.check is FROM_MODEL}
+    assert verdict_of(run) == "undecided"
+    assert MISSING in {row.outcome for row in rows_of(run.evidence(0), FROM_MODEL)}
     assert FAILED not in {row.outcome for row in run.evidence(0)}
 
 
@@ -122,8 +125,8 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     loaded = tiny_model("gpt2", "float32")
     arrays = _arrays(loaded, _prompts(loaded, 40), "decode+batch:3")
     arrays["variant"][11] *= factor
-    run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
-    assert run.pairs[0].verdict == verdict
+    run = _judged(tmp_path, arrays, loaded)
+    assert verdict_of(run) == verdict
     assert _outcomes(run)[FLOAT32] == outcome
 
 
@@ -135,8 +138,8 @@ def test_a_position_of_a_dump_beyond_few_draws_is_compared_with_more(floors, dra
     size = floors * np.sqrt(rounding_floor(loaded, prompts).squares[:, 11].mean())
     signs = np.where(np.arange(loaded.vocab_size) % 2, size, -size)
     arrays["variant"][11] = arrays["reference"][11] + signs
-    run = _judged(tmp_path, saved(tmp_path / "d.npz", **arrays), loaded)
-    (row,) = [row for row in run.evidence(0) if row.check is WIDE_PAIR]
+    run = _judged(tmp_path, arrays, loaded)
+    (row,) = rows_of(run.evidence(0), WIDE_PAIR)
     assert len(row.figures.seed_ratios) == draws
     assert row.outcome == (PASSED if floors == 1 else FAILED)
 
@@ -161,12 +164,10 @@ def test_a_side_of_16_bits_in_a_lower_precision_is_named_with_and_without_its_fl
     own, pair = _dumps(narrow, tmp_path / "dumps", [*prompts, prompts[0]], engine)
     for given, check in (({}, DRAWN_PRECISION), ({"float32": [pair]}, ONE_PRECISION)):
         run = _judged(tmp_path / check.name, own, narrow, **given)
-        assert run.pairs[0].verdict == verdict, run.pairs[0].because
+        assert verdict_of(run) == verdict, run.pairs[0].because
         if verdict == "lower precision":
             assert "KV cache in fp8_e4m3" in run.pairs[0].because
-            (row,) = [
-                row for row in run.evidence(0) if row.group == PRECISION and row.outcome == PASSED
-            ]
+            (row,) = [row for row in rows_of(run.evidence(0), PRECISION) if row.outcome == PASSED]
             assert row.check is check
 
 
@@ -190,12 +191,10 @@ def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
     own, pair = _dumps(narrow, tmp_path, prompts, side)
     run = _judged(tmp_path, own, narrow, float32=[pair])
     assert verdict.name == name
-    assert run.pairs[0].verdict == name
+    assert verdict_of(run) == name
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
     drawn = {
-        row.side: row.outcome
-        for row in run.evidence(0)
-        if row.check is DRAWN and row.group == OWN_DTYPE
+        row.side: row.outcome for row in rows_of(run.evidence(0), DRAWN) if row.group == OWN_DTYPE
     }
     assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}
 
@@ -214,4 +213,4 @@ def test_a_dump_that_no_model_can_be_run_on_is_refused(change, sentence, narrow,
     arrays = dict(np.load(dumped[0]))
     change(arrays)
     with pytest.raises(UsageError, match=sentence):
-        _judged(tmp_path, saved(tmp_path / "odd.npz", **arrays), narrow)
+        _judged(tmp_path, arrays, narrow)

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from benchmarks.verdicts.engines import in_16_bits_only
+from benchmarks.verdicts.engines import in_16_bits_only, prefill
 from benchmarks.verdicts.sixteen import FAULTS, TWINS
 from benchmarks.verdicts.tiny_models import tiny_prompts
 from core.checks.single_logit import SINGLE_LOGIT
@@ -11,12 +11,12 @@ from core.evidence import FAILED, FLOAT32
 from core.inference.models.dtypes import in_float32
 from core.judging.stored import judge_stored
 from core.judging.uploaded_controls import measure_controls
-from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from core.verdict import Verdict
+from tests.core.evidence import rows_of
 from tests.core.inference.controls.side_arrays import side_arrays
 from tests.core.judging.engine_dumps import saved
-from tests.core.runs.made_runs import ingested
+from tests.core.runs.made_runs import ingested, opened
 
 pytestmark = pytest.mark.model
 BUG, OPEN = "bug suspected", "undecided"
@@ -24,7 +24,7 @@ BUG, OPEN = "bug suspected", "undecided"
 
 def corrupted(model, ids):
     """One logit of one position is 12 off, in 16 bits alone."""
-    logits = model(input_ids=ids[None], use_cache=False).logits[0].clone()
+    logits = prefill(model, ids).clone()
     logits[20, 7] += 12 * (model.dtype.itemsize == 2)
     return logits
 
@@ -44,7 +44,7 @@ def verdict_of(loaded, folder, engine, *, is_swapped=False):
     store = Store(folder / "store")
     with ingested(store, dump) as run:
         new = judge_stored(store, run, measure_controls(run, float32=[pair]))
-    with RunReader(store.path_of(new)) as run:
+    with opened(store, new) as run:
         (stored,) = run.pairs
         return Verdict(stored.verdict or "", stored.because or "", tuple(run.evidence(0)))
 
@@ -69,7 +69,7 @@ def test_a_fault_of_16_bits_alone_is_no_rounding(
 ):
     engine = corrupted if case == "corrupted" else in_16_bits_only(FAULTS[case](1.0))
     verdict = verdict_of(narrow if dtype == "bfloat16" else half, tmp_path, engine)
-    assert FAILED not in [row.outcome for row in verdict.evidence if row.group == FLOAT32]
+    assert FAILED not in [row.outcome for row in rows_of(verdict.evidence, FLOAT32)]
     assert verdict.name in verdicts, verdict.table()
 
 
@@ -94,7 +94,7 @@ def test_another_kernel_of_the_same_function_is_rounding(
 
 def test_a_logit_that_16_bits_alone_corrupt_is_a_suspected_bug_of_a_model(narrow, judged):
     verdict = judged(narrow, tiny_prompts(narrow), "prefill", corrupted)
-    (row,) = (row for row in verdict.evidence if row.check is SINGLE_LOGIT)
+    (row,) = rows_of(verdict.evidence, SINGLE_LOGIT)
     assert verdict.is_bug_suspected
     assert row.figures.first == (0, 20)
     assert row.figures.token == 7

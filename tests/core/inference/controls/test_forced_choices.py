@@ -6,9 +6,9 @@ from threading import Thread
 import pytest
 import torch
 
-from benchmarks.verdicts.engines import walk
+from benchmarks.verdicts.engines import prefill, walk
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
-from core.checks.modules_alone import AloneFigures
+from core.checks.modules_alone import ALONE
 from core.inference.controls.choices import choices_of, following_choices
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.controls.precisions.catalogue import int8
@@ -16,6 +16,7 @@ from core.inference.models.dtypes import data_replaced
 from core.inference.paths.engines import PLAIN
 from core.inference.paths.hooks import ModuleTrace
 from core.verdict import BUG_SUSPECTED, LOWER_PRECISION, ROUNDING
+from tests.core.evidence import rows_of
 from tests.core.inference.controls.test_choices import replay_of
 
 
@@ -36,10 +37,10 @@ def without_bias_of(biased):
 def test_callables_are_told_apart_from_what_has_their_name(biased, name):
     def faulty(model, ids):
         with without_bias_of(biased):
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
 
     def sound(model, ids):
-        return model(input_ids=ids[None]).logits[0]
+        return prefill(model, ids)
 
     faulty.__name__ = sound.__name__ = name
     prompts = tiny_prompts(biased)
@@ -77,7 +78,7 @@ def test_a_lower_precision_does_not_explain_other_experts(biased, lowered, has_b
             stack.enter_context(lowered(model))
             if not has_bias:
                 stack.enter_context(without_bias_of(biased))
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
 
     verdict = judge(biased, tiny_prompts(biased), variant=side)
     assert verdict.name == (LOWER_PRECISION if has_bias else BUG_SUSPECTED)
@@ -131,13 +132,13 @@ def test_a_fault_is_found_in_its_module_at_a_position_of_any_prompt():
         layer = model.model.layers[1].mlp
         hook = layer.register_forward_hook(at_one_position) if tuple(ids) == second else None
         try:
-            return model(input_ids=ids[None]).logits[0]
+            return prefill(model, ids)
         finally:
             if hook is not None:
                 hook.remove()
 
     verdict = judge(loaded, [first, second], variant=side)
-    (row,) = [row for row in verdict.evidence if isinstance(row.figures, AloneFigures)]
+    (row,) = rows_of(verdict.evidence, ALONE)
     assert (verdict.first_place, row.figures.first_module) == ((1, 7), "model.layers.1")
 
 

@@ -10,7 +10,7 @@ from benchmarks.verdicts.mutations import scaled_value
 from benchmarks.verdicts.tiny_models import tiny_model, tiny_prompts
 from core.checks.drawn import DRAWN
 from core.checks.modules_alone import ALONE
-from core.checks.other_rows import OtherRowFigures
+from core.checks.other_rows import OTHER_ROW
 from core.errors import CaptureError, UsageError
 from core.evidence import (
     FAILED,
@@ -80,7 +80,7 @@ def test_groups_and_figures_of_rounding(narrow):
     evidence = rows(verdict)
     drawn = [] if verdict.name == "identical" else [OWN_DTYPE]
     assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32]
-    assert [row.check for row in verdict.evidence].count(DRAWN) == len(drawn)
+    assert len(rows_of(verdict.evidence, DRAWN)) == len(drawn)
     assert {row.outcome for row in verdict.evidence} == {PASSED}
     assert verdict.noise_ratio == evidence[FLOAT32].figures.noise_ratio
     assert verdict.first_place is None
@@ -198,8 +198,8 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
     row = rows(verdict)[FLOAT32]
     assert row.outcome == MISSING
     assert "kernel takes bfloat16" in row.says
-    assert {row.outcome for row in verdict.evidence if row.group == OWN_DTYPE} == {PASSED}
-    assert verdict.because == next(row.says for row in verdict.evidence if row.check is DRAWN)
+    assert {row.outcome for row in rows_of(verdict.evidence, OWN_DTYPE)} == {PASSED}
+    assert verdict.because == rows_of(verdict.evidence, DRAWN)[0].says
     verdict = judged(
         narrow,
         [PROMPT],
@@ -221,10 +221,8 @@ def test_an_engine_without_float32_is_compared_with_roundings_drawn_anew(
 def test_the_prompt_in_another_row_is_rounding(variant, small):
     verdict = judge(small, [PROMPT], reference="prefill", variant=variant)
     assert verdict.name in ("rounding", "identical")
-    assert (
-        next(row for row in verdict.evidence if isinstance(row.figures, OtherRowFigures)).outcome
-        == PASSED
-    )
+    (row,) = rows_of(verdict.evidence, OTHER_ROW)
+    assert row.outcome == PASSED
 
 
 def freed_buffer(logits):

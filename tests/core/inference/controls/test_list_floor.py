@@ -17,10 +17,9 @@ from core.responses.records import ResponseSide
 from core.verdict import Verdict
 from tests.core.inference.sameness import logits_of, on_cpu
 from tests.core.responses.made_sides import response, run_of, store_run
-from tests.places import ROOT
+from tests.places import MODEL
 
 pytestmark = pytest.mark.model
-MODEL = ROOT / "sample_runs" / "model"
 TEXT = (
     "class Queue:\n    def put(self, item):\n        self.items.append(item)\n\n    def"
     " get(self):\n        return self"
@@ -78,7 +77,7 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded):
         side(loaded, "faulty", rows),
     )
     assert found.name == "undecided"
-    assert (found.noise_ratio or 0) > 4
+    assert found.noise_ratio > 4
     assert figures_of(found).worst_position_ratio > 10
 
 

@@ -9,16 +9,17 @@ import pytest
 import torch
 from transformers import Gemma3nTextConfig
 
+from benchmarks.verdicts.engines import prefill
 from benchmarks.verdicts.kinds import KINDS
 from benchmarks.verdicts.mutations import MUTATIONS
 from benchmarks.verdicts.tiny_models import model_of, tiny_model, tiny_prompts
-from core.checks.modules_alone import LARGEST_ALONE, AloneFigures, alone_evidence
+from core.checks.modules_alone import ALONE, LARGEST_ALONE, alone_evidence
 from core.errors import CaptureError
 from core.inference.controls.judge_model import judge
-from core.inference.controls.modules_alone import modules_alone
-from core.inference.paths.engines import side_of
 from core.inference.paths.paths import parse_path
 from core.inference.watching.modules import traced_modules
+from tests.core.evidence import rows_of
+from tests.core.inference import sameness
 from tests.core.inference.conftest import config_of
 from tests.covering import thorough
 
@@ -38,8 +39,11 @@ def loaded():
 
 
 def alone(loaded, engine):
-    with torch.inference_mode():
-        return modules_alone(loaded, tiny_prompts(loaded)[0], side_of(engine))
+    return sameness.alone(engine, loaded, tiny_prompts(loaded)[0])
+
+
+def figures_alone(loaded, engine):
+    return alone_evidence("c", alone(loaded, engine), "engine").figures
 
 
 def with_fault(name, change):
@@ -51,7 +55,7 @@ def with_fault(name, change):
 
         handle = model.get_submodule(name).register_forward_hook(changed, prepend=True)
         try:
-            return model(ids[None]).logits[0]
+            return prefill(model, ids)
         finally:
             handle.remove()
 
@@ -116,11 +120,10 @@ def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
             lambda *call: late(call[2]),
             prepend=True,
         ):
-            return model(ids[None]).logits[0]
+            return prefill(model, ids)
 
     calls = count()
-    found = alone_evidence("c", alone(model, engine), "engine")
-    assert found.figures.modules_beyond == ("model.rotary_emb (call 2)",)
+    assert figures_alone(model, engine).modules_beyond == ("model.rotary_emb (call 2)",)
 
 
 def test_a_model_that_scales_an_output_in_place_and_has_sizes_by_layer():
@@ -143,8 +146,8 @@ def test_a_model_that_scales_an_output_in_place_and_has_sizes_by_layer():
     model = model_of(config)
     assert isinstance(model.model.config.intermediate_size, list)
     block = "model.layers.1.self_attn"
-    found = alone(model, with_fault(block, lambda output: output + 0.05 * output.roll(1, -1)))
-    assert alone_evidence("c", found, "engine").figures.modules_beyond == (block,)
+    mixed = with_fault(block, lambda output: output + 0.05 * output.roll(1, -1))
+    assert figures_alone(model, mixed).modules_beyond == (block,)
     assert parse_path("prefill").working_bytes(model, 28) > 0
 
 
@@ -153,12 +156,8 @@ def test_blocks_that_share_a_module_are_compared_by_call():
     layers = model.model.model.layers
     for layer in layers:
         layer.post_attention_layernorm = layers[0].post_attention_layernorm
-    found = alone_evidence(
-        "c",
-        alone(model, with_fault("model.layers.2.mlp", lambda output: output * 1.001)),
-        "engine",
-    )
-    assert found.figures.modules_beyond == ("model.layers.2.mlp",)
+    scaled = with_fault("model.layers.2.mlp", lambda output: output * 1.001)
+    assert figures_alone(model, scaled).modules_beyond == ("model.layers.2.mlp",)
     assert alone(model, "decode").ratios.max() < LARGEST_ALONE / 2
 
 
@@ -190,7 +189,7 @@ BITS = {
 
 @pytest.mark.parametrize("name", BITS)
 def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, name):
-    figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
+    figures = figures_alone(loaded, CASES[name])
     assert figures.kind == BITS[name][0]
     assert figures.blocks == 3
     assert figures.bits == pytest.approx(BITS[name][1], abs=0.5)
@@ -199,7 +198,7 @@ def test_a_lower_precision_is_known_by_its_bits_in_all_blocks(loaded, name):
 
 @pytest.mark.parametrize("name", GLOBAL_FAULTS)
 def test_a_fault_in_every_layer_is_no_lower_precision(loaded, name):
-    figures = alone_evidence("c", alone(loaded, CASES[name]), "engine").figures
+    figures = figures_alone(loaded, CASES[name])
     assert figures.modules_beyond
     assert figures.kind is None
 
@@ -234,8 +233,7 @@ def test_a_module_that_an_engine_hands_in_is_named_whichever_side_it_is(dtype, s
     found = judge(loaded, tiny_prompts(loaded), **sides)
     assert found.name == "bug suspected"
     assert found.first_place == (0, 5)
-    alone = next(row.figures for row in found.evidence if isinstance(row.figures, AloneFigures))
-    assert alone.modules_beyond == ("model.layers.1",)
+    assert rows_of(found.evidence, ALONE)[0].figures.modules_beyond == ("model.layers.1",)
 
 
 @pytest.mark.parametrize(
@@ -254,7 +252,7 @@ def test_what_is_no_output_of_a_module_is_refused(name, tensor, start, what):
 
     def engine(model, ids, watch):
         watch(name, tensor, start)
-        return model(ids[None]).logits[0]
+        return prefill(model, ids)
 
     with pytest.raises(CaptureError, match=what):
         judge(loaded, tiny_prompts(loaded)[:1], reference="prefill", variant=engine)

@@ -28,13 +28,14 @@ from core.inference.controls.modules_alone import module_rounding
 from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import side_of
 from core.verdict import BUG_SUSPECTED, IDENTICAL, ROUNDING, UNDECIDED
+from tests.core.evidence import rows_of
 
 pytestmark = pytest.mark.model
 FAULTS = {case.name: case.engine for case in SMALL}
 
 
 def modules_of(verdict):
-    return next(row for row in verdict.evidence if row.check is MODULE_ROUNDING)
+    return rows_of(verdict.evidence, MODULE_ROUNDING)[0]
 
 
 class TruncatedTable(torch.nn.Module):

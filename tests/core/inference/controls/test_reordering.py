@@ -16,7 +16,7 @@ from core.inference.models.torch_errors import quiet
 from core.inference.paths.engines import whole_side
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.paths.test_modifiers import state
-from tests.core.inference.sameness import exact_logits, float32_bound, tokens
+from tests.core.inference.sameness import apart, drawn, exact_logits, float32_bound, tokens
 from tests.covering import covering
 
 # Linear maps by hand: those of the two layers and the head. Experts held in one parameter are one
@@ -51,10 +51,6 @@ def forward(model, ids, seed=None):
         return model(torch.tensor([ids])).logits
 
 
-def apart(a, b):
-    return float((a.double() - b.double()).abs().max())
-
-
 @pytest.mark.model
 @pytest.mark.parametrize("name", MAPS)
 def test_each_order_is_the_same_function_with_bits_of_its_own(name, model_of):
@@ -76,7 +72,7 @@ def test_each_order_is_the_same_function_with_bits_of_its_own(name, model_of):
 def test_maps_of_equal_weights_have_orders_of_their_own():
     one = torch.nn.Linear(512, 512, bias=False)
     twins = torch.nn.ModuleList([one, copy.deepcopy(one)])
-    x = torch.randn(4, 512, generator=torch.Generator().manual_seed(0))
+    x = drawn(4, 512)
     with torch.inference_mode(), reorder(twins, 0):
         first, second = (twin(x) for twin in twins)
     assert not torch.equal(first, second)
@@ -159,14 +155,7 @@ class Factors(TorchDispatchMode):
 )
 def test_kernels_get_reordered_factors_in_the_layout_of_the_plain_ones(view, mode):
     """Kernels of some processors round by it, so this is checked on every one."""
-    inputs = view(
-        torch.randn(
-            2,
-            16,
-            16,
-            generator=torch.Generator().manual_seed(0),
-        )
-    )
+    inputs = view(drawn(2, 16, 16))
     model = torch.nn.Sequential(torch.nn.Linear(5, 4, bias=False))
     with MODES[mode](), Factors() as plain:
         expected = model(inputs)
@@ -263,15 +252,9 @@ class Layer(torch.nn.Module):
 
     def __init__(self, shape, compute):
         super().__init__()
-        generator = torch.Generator().manual_seed(3)
-        self.weight = torch.nn.Parameter(
-            torch.randn(shape, generator=generator),
-            requires_grad=False,
-        )
-        self.other = torch.nn.Parameter(
-            torch.randn((32, 32), generator=generator),
-            requires_grad=False,
-        )
+        self.weight = torch.nn.Parameter(drawn(*shape, seed=3), requires_grad=False)
+        # of no product: it is not to be found
+        self.other = torch.nn.Parameter(drawn(32, 32), requires_grad=False)
         self.compute = compute
 
     def forward(self, x):
@@ -317,7 +300,7 @@ HAS_NO_FLOAT64 = ("groups", "a weight in another dtype")
 @pytest.mark.parametrize("way", WAYS)
 def test_every_way_to_multiply_by_a_weight_is_reordered(way, mode):
     shape, compute = WAYS[way]
-    x = torch.randn(5, IN, generator=torch.Generator().manual_seed(4))
+    x = drawn(5, IN, seed=4)
     with MODES[mode]():
         narrow = Layer(shape, compute)
         plain = narrow(x)

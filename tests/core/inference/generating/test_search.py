@@ -21,8 +21,9 @@ VARIANT = "decode+dtype:bfloat16"  # flips somewhere on every processor
 pytestmark = pytest.mark.model
 
 
-def ids_of(loaded, prompt):
-    return loaded.tokenizer(PROMPTS[prompt])["input_ids"]
+def ids_of(loaded):
+    """Tokens of each prompt."""
+    return [loaded.tokenizer(prompt)["input_ids"] for prompt in PROMPTS]
 
 
 def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
@@ -37,15 +38,12 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     )
     assert found.reason == "all prompts were tried"
     assert found.prompts == len(PROMPTS)
-    assert found.positions == sum(len(ids_of(llama, n)) for n in range(len(PROMPTS)))
+    ids = ids_of(llama)
+    assert found.positions == sum(map(len, ids))
     assert found.closest is None or found.closest >= 0
-    sides = [
-        [logits_of(path, llama, ids_of(llama, n)) for path in ("prefill", VARIANT)]
-        for n in range(len(PROMPTS))
-    ]
-    flips = [
-        (ours.argmax(-1) != theirs.argmax(-1)).nonzero()[:, 0].tolist() for ours, theirs in sides
-    ]
+    sides = [[logits_of(path, llama, each) for path in ("prefill", VARIANT)] for each in ids]
+    best = [[logits.argmax(-1) for logits in of_prompt] for of_prompt in sides]
+    flips = [(ours != theirs).nonzero()[:, 0].tolist() for ours, theirs in best]
     assert [
         [flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))
     ] == flips
@@ -61,10 +59,7 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
 
 def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama):
     found = search(llama, PROMPTS, "prefill", "prefill+attn:sdpa")
-    best = [
-        logits_of("prefill", llama, ids_of(llama, n)).topk(2).values.double()
-        for n in range(len(PROMPTS))
-    ]
+    best = [logits_of("prefill", llama, ids).topk(2).values.double() for ids in ids_of(llama)]
     assert found.flips == ()
     assert found.closest == min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best)
     paths = ("prefill", "prefill+batch:2")

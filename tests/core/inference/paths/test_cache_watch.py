@@ -16,11 +16,13 @@ from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.odd_models import deepseek_v32, recurrent_gemma
 from tests.core.inference.sameness import (
+    apart,
     captured,
     float32_bound,
     logits_of,
     on_cpu,
     planned,
+    rms,
     tokens,
 )
 from tests.covering import covering, thorough
@@ -59,12 +61,17 @@ def parts_of(path, loaded):
     return parts, logits
 
 
+def feed(loaded, ids, cache):
+    """A plain forward that reads and writes a cache."""
+    loaded.model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+
+
 def own_cache(loaded):
     """A plain forward that knows nothing of paths; it keeps every position, also of a window."""
     cache = DynamicCache(config=loaded.model.config)
     cache.activate_past_recording()
     with torch.inference_mode():
-        loaded.model(torch.tensor([tokens(loaded)]), past_key_values=cache, use_cache=True)
+        feed(loaded, tokens(loaded), cache)
     return cache
 
 
@@ -85,7 +92,7 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
         assert part.shape == expected.shape
         # The float32 bound of logits holds for states before the head with room to spare: their
         # products are as long.
-        assert float((part - expected).abs().max()) <= float32_bound(loaded)
+        assert apart(part, expected) <= float32_bound(loaded)
 
 
 # 47 of 48: the response is one row, which takes another kernel everywhere
@@ -110,9 +117,9 @@ def test_the_public_threads_count_is_ours_for_every_layer(
     ids = loaded.tokenizer(text)["input_ids"][:48]
     whole, parts = (DynamicCache(config=loaded.model.config) for _ in range(2))
     with torch.inference_mode():
-        loaded.model(torch.tensor([ids]), past_key_values=whole, use_cache=True)
-        loaded.model(torch.tensor([ids[:prompt]]), past_key_values=parts, use_cache=True)
-        loaded.model(torch.tensor([ids[prompt:]]), past_key_values=parts, use_cache=True)
+        feed(loaded, ids, whole)
+        feed(loaded, ids[:prompt], parts)
+        feed(loaded, ids[prompt:], parts)
     with captured(store, loaded, [ids], f"reuse:{prompt}") as run:
         table = run.rows("kv", pair=0)
         heads = table.groupby(["layer", "kind"])
@@ -162,9 +169,10 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
             states = getattr(a, f"{kind}_states")[0], getattr(b, f"{kind}_states")[0]
             assert ours["elements"].sum() == states[0].numel()
             assert ours["neq"].sum() == int((states[0] != states[1]).sum())
-            exact = (states[0].double() - states[1].double()).square().mean().sqrt()
-            rms = np.sqrt((ours["rms"] ** 2 * ours["elements"]).sum() / ours["elements"].sum())
-            assert rms == pytest.approx(float(exact), rel=1e-6)
+            squares = ours["rms"] ** 2 * ours["elements"]
+            found = np.sqrt(squares.sum() / ours["elements"].sum())
+            exact = rms(states[0].double() - states[1].double())
+            assert found == pytest.approx(exact, rel=1e-6)
     assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads
 
 

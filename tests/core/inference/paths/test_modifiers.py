@@ -12,20 +12,20 @@ import torch._inductor.config
 from transformers import DynamicCache
 
 from core.errors import CaptureError
-from core.inference.paths import paths
 from core.inference.paths.batch import PromptBatch, ignore
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import MODIFIER_ARGUMENTS
-from core.inference.paths.modifiers import MODIFIERS, Modifier
+from core.inference.paths.modifiers import MODIFIERS
 from core.inference.paths.paths import open_path, parse_path
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
 from tests.core.inference.sameness import (
+    apart,
     exact_logits,
     float32_bound,
     logits_of,
     on_cpu,
     planned,
+    plant_modifier,
     tokens,
 )
 from tests.covering import covering
@@ -118,8 +118,7 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
         yield batch
         next(batch.loaded.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
 
-    monkeypatch.setitem(paths.MODIFIERS, "leaky", Modifier(leaky))
-    monkeypatch.setitem(MODIFIER_ARGUMENTS, "leaky", ())
+    plant_modifier(monkeypatch, "leaky", leaky)
     loaded = on_cpu(model_folders["llama"])
     assert not leaves_no_trace("prefill+leaky", loaded)
 
@@ -315,8 +314,7 @@ def test_given_positions_change_only_a_model_that_counts_wrongly(base, model_fol
 
     loaded.model.register_forward_pre_hook(begin_at_zero, with_kwargs=True)
     assert torch.equal(logits_of(f"{base}+positions:given", loaded), sound)
-    shift = (logits_of(base, loaded) - sound).abs().max()
-    assert float(shift) > float32_bound(loaded)
+    assert apart(logits_of(base, loaded), sound) > float32_bound(loaded)
 
 
 def test_the_memory_of_logits_is_known_beforehand(llama):
@@ -346,7 +344,7 @@ def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(mod
     before = state(loaded)
     compiled = logits_of("prefill+compile", loaded)
     assert state(loaded) == before
-    assert float((compiled.double() - exact_logits(loaded)).abs().max()) <= float32_bound(loaded)
+    assert apart(compiled, exact_logits(loaded)) <= float32_bound(loaded)
     assert not torch.equal(compiled, logits_of("prefill", loaded))  # or nothing was compiled
     assert (
         torch._dynamo.eval_frame._debug_get_cache_entry_list(type(loaded.model).forward.__code__)

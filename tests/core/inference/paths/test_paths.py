@@ -8,10 +8,8 @@ from transformers import DynamicCache
 
 from benchmarks.families import tiny_family
 from core.errors import CaptureError, UsageError
-from core.inference.paths import batch, paths
-from core.inference.paths.bases import Base
+from core.inference.paths import batch
 from core.inference.paths.engines import side_of
-from core.inference.paths.grammar import BASE_ARGUMENTS
 from core.inference.paths.paths import parse_path
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
@@ -21,6 +19,7 @@ from tests.core.inference.sameness import (
     float32_bound,
     logits_of,
     planned,
+    plant_base,
     tokens,
 )
 from tests.covering import covering
@@ -190,8 +189,7 @@ def _position_off_by_one(batch, emit):
 @pytest.mark.model
 @pytest.mark.parametrize("fault", [_faulty_cache, _position_off_by_one])
 def test_a_planted_fault_is_caught_by_the_same_check(fault, loaded, monkeypatch):
-    monkeypatch.setitem(paths.BASES, "faulty", Base(fault))
-    monkeypatch.setitem(BASE_ARGUMENTS, "faulty", ())
+    plant_base(monkeypatch, "faulty", fault)
     assert not computes_the_same("faulty", loaded)
 
 
@@ -276,7 +274,6 @@ def test_a_base_that_breaks_the_contract_is_stopped(
     llama,
     monkeypatch,
 ):
-    monkeypatch.setitem(paths.BASES, "odd", Base(lambda batch, emit: emit(position, logits)))
-    monkeypatch.setitem(BASE_ARGUMENTS, "odd", ())
+    plant_base(monkeypatch, "odd", lambda batch, emit: emit(position, logits))
     with pytest.raises(CaptureError, match=sentence):
         logits_of("odd", llama, [1, 2, 3])

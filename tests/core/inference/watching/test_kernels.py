@@ -17,9 +17,9 @@ from core.inference.paths.paths import parse_path
 from core.inference.paths.sliced_head import attribute_replaced
 from core.inference.watching.kernels import FORWARDS, Launches, _add_library_lines, kernels_of
 from core.runs.queries.kernels import in_words, side_by_side
-from core.runs.reader import RunReader
 from tests.core.inference.sameness import logits_of
 from tests.core.runs.kernel_runs import kernel_run
+from tests.core.runs.made_runs import opened
 
 # As oneDNN's documentation of its verbose mode and MKL's developer guide show them, with other
 # numbers.
@@ -144,7 +144,7 @@ def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(sto
             kernels_of(loaded, parse_path(side), tiny_prompts(loaded)[0], n)
             for n, side in enumerate(sides)
         ]
-    with RunReader(store.path_of(kernel_run(store, lists=tuple(lists)))) as run:
+    with opened(store, kernel_run(store, lists=tuple(lists))) as run:
         table, split = side_by_side(run, 0), side_by_side(run, 0, "place")
     only = table[(table["only"] == "variant") & (table["library"] == "torch")]
     assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(

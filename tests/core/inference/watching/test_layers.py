@@ -14,8 +14,6 @@ from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.model import loaded_from
 from core.inference.models.torch_errors import quiet
-from core.inference.paths.grammar import MODIFIER_ARGUMENTS
-from core.inference.paths.modifiers import MODIFIERS, Modifier
 from core.inference.watching import layers as layer_capture
 from core.inference.watching.modules import watched_modules
 from core.runs.queries.layers import first_module, furthest_module, modules
@@ -24,7 +22,7 @@ from core.runs.store.store import Store
 from core.runs.writer import RunWriter
 from tests.core.inference import sameness
 from tests.core.inference.conftest import CONFIGS, FEWER, config_of
-from tests.core.inference.sameness import planned
+from tests.core.inference.sameness import planned, plant_modifier
 from tests.covering import few
 
 pytestmark = pytest.mark.model
@@ -34,7 +32,14 @@ ALL = CONFIGS | {
     "falcon": FEWER,
 }
 ARCHITECTURES = [name for name in ALL if name not in ("qwen2", "mistral", "gemma2", "longrope")]
-IDS = tuple(torch.randint(1, 300, (13,), generator=torch.Generator().manual_seed(3)).tolist())
+
+
+def drawn_ids(count, seed):
+    generator = torch.Generator().manual_seed(seed)
+    return tuple(torch.randint(1, 300, (count,), generator=generator).tolist())
+
+
+IDS = drawn_ids(13, seed=3)
 
 
 @cache
@@ -61,8 +66,7 @@ def plant(monkeypatch, loaded, name, change):
         with loaded.model.get_submodule(name).register_forward_hook(hook):
             yield batch
 
-    monkeypatch.setitem(MODIFIERS, "faulty", Modifier(modified))
-    monkeypatch.setitem(MODIFIER_ARGUMENTS, "faulty", ())
+    plant_modifier(monkeypatch, "faulty", modified)
 
 
 def nudged(output):
@@ -204,10 +208,7 @@ def test_long_prompts_do_not_wait_in_memory(tmp_path, monkeypatch):
     for name in ("_PART_BYTES", "_LARGER_PART_BYTES"):
         monkeypatch.setattr(layer_capture, name, 2000)
     monkeypatch.setattr(layer_capture.SpooledOutputs, "see_logits", noting)
-    prompts = [
-        tuple(torch.randint(1, 300, (90,), generator=torch.Generator().manual_seed(n)).tolist())
-        for n in range(4)
-    ]
+    prompts = [drawn_ids(90, seed) for seed in range(4)]
     with captured(tmp_path, loaded, "decode", prompts=prompts, layer_floor=0) as run:
         assert (run.rows("layer", pair=0)["positions"] == 90).all()
     assert max(held) <= 29 * 2000

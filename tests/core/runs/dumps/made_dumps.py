@@ -33,6 +33,10 @@ def dump_of(folder, **arrays):
     return open_dump([saved(folder, **arrays)])
 
 
+def names_of(dump):
+    return [side.name for side in dump.sides]
+
+
 def bits_in(dump, max_bytes=2 * 4 * VOCAB):
     """[rows, vocab] a side, joined from chunks of a few rows."""
     chunks = list(dump.chunks(max_bytes))

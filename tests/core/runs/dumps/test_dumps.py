@@ -20,6 +20,7 @@ from tests.core.runs.dumps.made_dumps import (
     bits_of,
     dump_of,
     logits,
+    names_of,
     saved,
     warnings_of,
 )
@@ -71,7 +72,7 @@ def test_every_form_gives_the_same_bits(tmp_path, dtype, form):
     sides = {"reference": logits(1, dtype=dtype), "variant": logits(2, dtype=dtype)}
     with open_dump(write_form(form, tmp_path, sides, dtype)) as dump:
         assert dump.compute_dtype == dtype
-        assert [side.name for side in dump.sides] == ["reference", "variant"]
+        assert names_of(dump) == ["reference", "variant"]
         source = "float32" if form == "upcast" else dtype
         assert {side.source_dtype for side in dump.sides} == {source}
         for bits, side in zip(bits_in(dump), sides.values(), strict=True):
@@ -178,7 +179,7 @@ def test_float64_is_taken_only_if_it_is_exactly_float32(tmp_path):
 def test_the_side_called_reference_comes_first_and_the_others_stay_in_order(tmp_path):
     names = ("zeta", "alpha", "reference", "beta")
     with dump_of(tmp_path, **{name: logits(i) for i, name in enumerate(names)}) as dump:
-        assert [side.name for side in dump.sides] == ["reference", "zeta", "alpha", "beta"]
+        assert names_of(dump) == ["reference", "zeta", "alpha", "beta"]
         assert np.array_equal(bits_in(dump)[1], bits_of(logits(0)))
 
 
@@ -191,9 +192,9 @@ def test_two_files_are_a_pair_named_by_their_stems_or_plainly_if_these_are_equal
     np.save(two, logits(1))
     np.savez(other, logits=logits(2), token_ids=np.arange(ROWS))
     with open_dump([one, two]) as dump:
-        assert [side.name for side in dump.sides] == ["reference", "variant"]
+        assert names_of(dump) == ["reference", "variant"]
     with open_dump([two, other]) as dump:
-        assert [side.name for side in dump.sides] == ["x", "y"]
+        assert names_of(dump) == ["x", "y"]
         assert dump.prompts[0].token_ids == tuple(range(ROWS))
 
 

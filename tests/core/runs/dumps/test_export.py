@@ -25,6 +25,10 @@ class HeldRun(Measured):
     calls: list[int] = field(default_factory=list)
     generations: dict[int, Generation] = field(default_factory=dict)
 
+    @property
+    def raw(self):
+        return list(map(_raw, self.bits))
+
     def read_rows(self, side, start, stop):
         self.calls.append(stop - start)
         return self.bits[side][start:stop]
@@ -54,7 +58,7 @@ def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
         assert _raw(before[key]) == _raw(after[key]), key
     again = _opened(tmp_path / "out.npz")
     assert again.header == run.header
-    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
+    assert again.raw == run.raw
 
 
 def _run(lengths, compute="float32", **dtypes):
@@ -95,7 +99,7 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, comput
     assert again.header.prompts == run.header.prompts
     assert again.header.compute_dtype == compute
     assert again.header.sides == run.header.sides
-    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
+    assert again.raw == run.raw
 
 
 def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
@@ -113,7 +117,7 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
     assert str(saved["reference_side"]) == "a"
     again = _opened(tmp_path / "out.npz")
     assert again.header.sides == run.header.sides
-    assert list(map(_raw, again.bits)) == list(map(_raw, run.bits))
+    assert again.raw == run.raw
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ from scipy.special import log_softmax, softmax
 
 from core.errors import DumpError
 from core.runs.dumps.dump import open_dump
-from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, dump_of, logits, saved
+from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, dump_of, logits, names_of, saved
 
 
 def values(dump):
@@ -40,7 +40,7 @@ def test_an_attention_mask_is_left_out_with_a_note(tmp_path):
         b=logits(2),
         attention_mask=mask,
     ) as dump:
-        assert [side.name for side in dump.sides] == ["a", "b"]
+        assert names_of(dump) == ["a", "b"]
         assert any("'attention_mask'" in note for note in dump.warnings)
 
 

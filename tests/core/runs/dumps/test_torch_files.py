@@ -13,7 +13,7 @@ import torch
 from core.errors import DumpError
 from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
-from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in
+from tests.core.runs.dumps.made_dumps import ROWS, VOCAB, bits_in, names_of
 
 
 def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)):
@@ -35,7 +35,7 @@ def saved(tmp_path, value, name="dump.pt"):
 def test_a_dict_of_tensors_is_a_dump_of_its_sides(tmp_path, dtype):
     sides = {"reference": logits(1, dtype), "variant": logits(2, dtype)}
     with open_dump([saved(tmp_path, sides)]) as dump:
-        assert [side.name for side in dump.sides] == list(sides)
+        assert names_of(dump) == list(sides)
         assert dump.compute_dtype == str(dtype).removeprefix("torch.")
         for bits, tensor in zip(bits_in(dump), sides.values(), strict=True):
             assert np.array_equal(bits, bits_of(tensor))
@@ -76,7 +76,7 @@ def test_two_files_of_one_tensor_are_a_pair(tmp_path):
             saved(tmp_path, engine, "engine.pt"),
         ]
     ) as dump:
-        assert [side.name for side in dump.sides] == ["hf", "engine"]
+        assert names_of(dump) == ["hf", "engine"]
         assert np.array_equal(bits_in(dump)[1], bits_of(engine))
 
 
@@ -101,7 +101,7 @@ def test_lists_and_ordered_and_nested_dicts_name_their_tensors(tmp_path):
         ({"logits": {"x": a, "y": b}}, ["logits/x", "logits/y"]),
     ):
         with open_dump([saved(tmp_path, value)]) as dump:
-            assert [side.name for side in dump.sides] == names
+            assert names_of(dump) == names
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
+from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
 
 LENGTHS, VOCAB = (40, 3, 90), 300
@@ -124,8 +125,7 @@ def test_a_file_that_holds_other_logits_than_it_says_is_refused(lie, kept, tmp_p
     path = tmp_path / "lie.duckdb"
     path.write_bytes(kept[source].read_bytes())
     RunReader(path).close()
-    with duckdb.connect(str(path)) as shell:
-        shell.execute(statement)
+    damaged(path, statement)
     with pytest.raises(StoreError, match=says):
         RunReader(path)
 

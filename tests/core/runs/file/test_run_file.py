@@ -32,9 +32,13 @@ SHAPES = [
 ]
 
 
+def _shell(path):
+    return duckdb.connect(str(path), read_only=True)
+
+
 def _sha256_by_sql_alone(path):
     """(recomputed, stored) of every side, by someone with only the DuckDB shell."""
-    with duckdb.connect(str(path), read_only=True) as shell:
+    with _shell(path) as shell:
         stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
         pairs = []
         for side, (digest,) in enumerate(stored):
@@ -47,7 +51,7 @@ def _sha256_by_sql_alone(path):
 
 
 def _contents(path):
-    with duckdb.connect(str(path), read_only=True) as shell:
+    with _shell(path) as shell:
         return {
             name: sorted(shell.sql(f"SELECT * FROM {name}").fetchall(), key=repr)
             for name in TABLES.keys() - {"run"}
@@ -124,7 +128,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
     changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
     bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
     path = write_run(store, header, bits)
-    with duckdb.connect(str(path), read_only=True) as shell:
+    with _shell(path) as shell:
         found = shell.sql(
             "SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps"
             " FROM position WHERE is_flip",
@@ -135,7 +139,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
 
 def test_every_column_says_what_it_means(store):
     header = header_of()
-    with duckdb.connect(str(write_run(store, header, calm_sides(header))), read_only=True) as shell:
+    with _shell(write_run(store, header, calm_sides(header))) as shell:
         columns = shell.sql(
             "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal",
         ).fetchall()

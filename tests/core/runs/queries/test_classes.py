@@ -7,7 +7,7 @@ from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.queries.classes import classes, sentence, sweep
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import write_run
+from tests.core.runs.made_runs import calm_sides, write_run
 
 ROWS, VOCAB = 9, 200
 
@@ -22,12 +22,7 @@ def stored(folder, paths, kinds, dtype="bfloat16"):
         tuple(SideHeader(f"{path} #{place}", path, dtype) for place, path in enumerate(paths)),
         Provenance("capture"),
     )
-    fmt = header.format
-    plain = (
-        (np.random.default_rng(0).standard_normal((ROWS, VOCAB)) * 3)
-        .astype(fmt.values)
-        .view(fmt.carrier)
-    )
+    plain = calm_sides(header)[0]
     sides = []
     for kind in kinds:
         bits = plain.copy()
@@ -37,7 +32,7 @@ def stored(folder, paths, kinds, dtype="bfloat16"):
                 0,
                 3,
                 int(where.sum()),
-                dtype=fmt.carrier,
+                dtype=bits.dtype,
             )
         sides.append(bits)
     store = Store(folder)

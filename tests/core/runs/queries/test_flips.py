@@ -5,12 +5,11 @@ softmax in float64.
 import numpy as np
 import pandas as pd
 import pytest
+from scipy.special import softmax
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table
-from core.runs.reader import RunReader
-from tests.core.runs.made_runs import header_of, opened, write_run
-from tests.places import RUNS
+from tests.core.runs.made_runs import header_of, opened, sample, write_run
 
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
@@ -20,18 +19,11 @@ def by_hand(run, pair, row):
     """The derived columns of one row, from every logit of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
-        bits = run.read_rows(
-            index,
-            place := run.header.row_of(row["prompt"], row["position"]),
-            place + 1,
-        )[0]
+        bits = run.at(index, row["prompt"], row["position"])
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
         # equal ones by token id
         order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))
-    share = {
-        side: np.exp(values - values.max()) / np.exp(values - values.max()).sum()
-        for side, values in logits.items()
-    }
+    share = {side: softmax(values) for side, values in logits.items()}
     expected = {}
     for side, other in (("reference", "variant"), ("variant", "reference")):
         token = order[side][0]
@@ -75,7 +67,7 @@ def far_flips(store):
 @pytest.mark.parametrize("near_ties", [False, True])
 @pytest.mark.parametrize("name", SAMPLES)
 def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
-    with RunReader(RUNS / f"{name}.duckdb") as run:
+    with sample(name) as run:
         for pair in range(len(run.pairs)):
             positions = run.positions(pair)
             found = flip_table(run, pair, near_ties=near_ties)

@@ -164,6 +164,11 @@ def one_differs(tmp_path_factory):
         yield run
 
 
+@pytest.fixture
+def view(one_differs):
+    return View(one_differs, 0, "id", "ulps")
+
+
 @pytest.mark.parametrize("order", ORDERS)
 @pytest.mark.parametrize("measure", MEASURES)
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
@@ -201,9 +206,9 @@ def test_a_nan_on_one_side_is_furthest_apart_and_has_no_distance(opened):
         (Tile(0, 0, -1, 0), "row -1"),
     ],
 )
-def test_a_tile_that_is_not_there_is_refused(one_differs, tile, says):
+def test_a_tile_that_is_not_there_is_refused(view, tile, says):
     with pytest.raises(UsageError, match=says):
-        tile_cells(View(one_differs, 0, "id", "ulps"), tile, nothing_kept)
+        tile_cells(view, tile, nothing_kept)
 
 
 @pytest.mark.parametrize("pair", [-1, 1])
@@ -216,6 +221,7 @@ def test_a_pair_that_is_not_there_is_refused(one_differs, pair):
 
 def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_not(
     one_differs,
+    view,
     monkeypatch,
 ):
     monkeypatch.setattr(heatmap, "WORK", 64 * 16384)
@@ -223,13 +229,11 @@ def test_a_tile_that_would_read_too_much_is_refused_and_the_table_says_which_is_
     # 64 rows of up to 16384 columns may be read, 128 and 150 rows may not
     assert finest == [0, 5, 5]
     for row_level, column_level in enumerate(finest):
-        assert tile_cells(
-            View(one_differs, 0, "id", "ulps"), Tile(row_level, column_level, 0, 0), nothing_kept
-        ).size
+        assert tile_cells(view, Tile(row_level, column_level, 0, 0), nothing_kept).size
         if column_level:
             with pytest.raises(UsageError, match=f"the least level is {column_level}"):
                 tile_cells(
-                    View(one_differs, 0, "id", "ulps"),
+                    view,
                     Tile(row_level, column_level - 1, 0, 0),
                     nothing_kept,
                 )
@@ -252,11 +256,11 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
     assert marked(wide, own) == 2.5
 
 
-def test_a_rectangle_too_large_to_search_is_refused(one_differs, monkeypatch):
+def test_a_rectangle_too_large_to_search_is_refused(view, monkeypatch):
     with pytest.raises(UsageError, match="expected at most 4096"):
-        heatmap.tokens_in(View(one_differs, 0, "id", "ulps"), (0, 1), (0, 4097))
+        heatmap.tokens_in(view, (0, 1), (0, 4097))
     monkeypatch.setattr(heatmap, "WORK", 1000)
     with pytest.raises(UsageError, match="too many to read"):
-        heatmap.largest_in(View(one_differs, 0, "id", "ulps"), (0, 11), (0, 100))
+        heatmap.largest_in(view, (0, 11), (0, 100))
     with pytest.raises(UsageError, match="there are"):
-        heatmap.largest_in(View(one_differs, 0, "id", "ulps"), (0, 1), (5, 5))
+        heatmap.largest_in(view, (0, 1), (5, 5))

@@ -48,7 +48,7 @@ def made(folder, **arrays):
 
 
 def judged(text, pair):
-    return Condition.parse(text).judge(pair).outcome
+    return Condition.parse(text).judge(pair)
 
 
 @pytest.mark.parametrize(("text", "shown"), MEANT)
@@ -95,9 +95,9 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case, condition, name)
     beyond, within = figure * (1 - 1e-6), figure * (1 + 1e-6)
     if condition == "same-top1<":
         beyond, within = within, beyond
-    assert judged(f"{condition}{within:.15f}", pair) == PASSED
+    assert judged(f"{condition}{within:.15f}", pair).outcome == PASSED
     if figure and beyond <= 1:
-        assert judged(f"{condition}{beyond:.15f}", pair) == FAILED
+        assert judged(f"{condition}{beyond:.15f}", pair).outcome == FAILED
 
 
 def ordinal(values):
@@ -120,7 +120,7 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit):
     assert len(smaller) == 7
     assert 0 < (smaller > 0).sum() < 7  # ties among them, and flips that are none
     for limit in np.unique(smaller):
-        outcome = Condition.parse(f"flips:margin>{limit:.10g}{unit}").judge(pair)
+        outcome = judged(f"flips:margin>{limit:.10g}{unit}", pair)
         counted = int((smaller > limit).sum())
         assert outcome.figure == counted
         assert outcome.outcome == (FAILED if counted else PASSED)
@@ -134,7 +134,7 @@ def test_a_flip_with_an_undefined_margin_counts(tmp_path):
         reference=reference,
         variant=[[nan, nan, nan], [inf, 1, 2.0]],
     )
-    outcome = Condition.parse("flips:margin>100").judge(pair)
+    outcome = judged("flips:margin>100", pair)
     assert outcome.outcome == FAILED
     assert outcome.figure == 2
 
@@ -147,7 +147,7 @@ def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path):
         reference=rows,
         variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]],
     )
-    outcome = Condition.parse("kl>1000").judge(pair)
+    outcome = judged("kl>1000", pair)
     assert outcome.outcome == FAILED
     assert "1 of 3 positions" in outcome.says
     assert outcome.worst["position"] == 1
@@ -157,7 +157,7 @@ def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp
     """The twin: +inf on both sides has no KL either, but nothing differs."""
     rows = [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
     (pair,), _ = made(tmp_path, reference=rows, variant=rows)
-    outcome = Condition.parse("kl>0").judge(pair)
+    outcome = judged("kl>0", pair)
     assert outcome.outcome == PASSED
     assert "1 of 3 positions with" in outcome.says
 
@@ -169,7 +169,7 @@ def test_a_nan_on_one_side_passes_no_condition_of_size_and_is_where_it_is_worst(
         reference=[[0.0, 1, 2], [3, 1, 2], [3, 4, 5]],
         variant=[[0.5, 1, 2], [3, np.nan, 2], [3, 4, 5]],
     )
-    outcome = Condition.parse(text).judge(pair)
+    outcome = judged(text, pair)
     assert outcome.outcome == FAILED
     assert outcome.worst["position"] == 1
 
@@ -194,7 +194,7 @@ def test_positions_without_any_number_are_noted(tmp_path):
 )
 def test_equal_sides_pass_everything_and_nowhere_is_worst(text):
     (pair,), _ = read(CASES / "identical_bf16_bits.npz")
-    outcome = Condition.parse(text).judge(pair)
+    outcome = judged(text, pair)
     assert outcome.outcome == PASSED
     assert outcome.worst is None
 
@@ -205,11 +205,11 @@ def test_zeros_of_another_sign_fail_bits_alone(tmp_path):
         reference=[[1.0, 2], [0.0, 1]],
         variant=[[1.0, 2], [-0.0, 1]],
     )
-    outcome = Condition.parse("bits").judge(pair)
+    outcome = judged("bits", pair)
     assert outcome.outcome == FAILED
     assert "zeros differ in sign" in outcome.says
     assert outcome.worst["position"] == 1
-    assert judged("share>0", pair) == judged("ulps:0", pair) == PASSED
+    assert judged("share>0", pair).outcome == judged("ulps:0", pair).outcome == PASSED
 
 
 PLANTED = {  # condition: the position that is worst under it, of the rows below
@@ -236,7 +236,7 @@ def test_the_worst_position_is_that_of_the_condition(tmp_path, text, position):
     variant[3] += np.float32([-1.9, -1.9, -1.9, -1.9, -1.9, -1.9])
     variant[4, 1] = 12  # the largest difference
     (pair,), _ = made(tmp_path, reference=reference, variant=variant)
-    outcome = Condition.parse(text).judge(pair)
+    outcome = judged(text, pair)
     assert outcome.outcome == FAILED
     assert outcome.worst["position"] == position
 
@@ -249,7 +249,7 @@ def test_a_gate_that_passes_speaks_row_ulps(tmp_path):
     variant = reference.copy()
     variant[1, 0] = 0.5
     (pair,), header = made(tmp_path, reference=reference, variant=variant)
-    passed, failed = (Condition.parse(text).judge(pair) for text in ("kl>1", "ulps:0"))
+    passed, failed = (judged(text, pair) for text in ("kl>1", "ulps:0"))
     report = GateReport((passed,), header.prompts)
     # (0.5 - 2^-10) * 16
     assert "and 7.98 row ULPs" in report.in_words(passed.worst)
@@ -263,7 +263,7 @@ def test_a_failure_names_prompt_position_tokens_and_margins(tmp_path):
     texts = [[" the", " cat"], [" dog", " cat"]]
     about = {"token_ids": [[0, 1], [2, 1]], "tokens": texts}
     (pair,), header = made(tmp_path, reference=reference, variant=variant, **about)
-    outcome = Condition.parse("flips").judge(pair)
+    outcome = judged("flips", pair)
     report = GateReport((outcome,), header.prompts, header.vocabulary)
     assert "margins 1.5 and 1 logits" in report.sentence(outcome)
     # Every value is a bfloat16, of which there are 128 from 1 to 2 and from 2 to 4.

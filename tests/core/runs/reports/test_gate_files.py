@@ -32,7 +32,6 @@ def row(position, **figures):
     usual = {
         "prompt": 0,
         "position": position,
-        "neq": 3,
         "max_abs": 0.5,
         "max_ulps": 7,
         "nonfinite_mismatch": 0,
@@ -44,10 +43,6 @@ def row(position, **figures):
         "variant_margin_ulps": None,
         "is_flip": True,
         "kl": None,
-        "near_tie": True,
-        "could_flip": True,
-        "bit_identical": False,
-        "rms": 0.1,
     }
     return {**usual, **figures}
 

@@ -179,14 +179,6 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
     assert text.count("<details>") == text.count("</details>") == 2
 
 
-def test_a_report_of_a_pair_that_was_not_judged_says_so_and_guesses_nothing(store):
-    text = report(store, judged_run(store, None))
-    assert "vs `prefill`: not judged" in text
-    assert "Not run: rerun, compute dtype, float32 comparison." in text
-    text = report(store, judged_run(store, None, kind="upload", request=None))
-    assert "vs `prefill`: undecided" in text
-
-
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with opened(store, judged_run(store, "bug suspected")) as run:
         answer = answer_of(run, pair := run.pairs[0])

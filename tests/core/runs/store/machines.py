@@ -2,16 +2,13 @@
 
 import shutil
 import uuid
-from collections.abc import Callable
 
 from core.runs.store import objects
 from core.runs.store.cards import list_runs
-from core.runs.store.store import Store, open_store
+from core.runs.store.store import open_store
 from tests.core.runs.made_runs import copied
 from tests.core.runs.store import s3_server
 from tests.places import RUNS
-
-Machine = Callable[[str], Store]
 
 
 def machines_of(request, tmp_path, monkeypatch):

@@ -12,7 +12,6 @@ import pytest
 
 SECRET = "a-secret-that-no-sentence-has"
 BUCKET = "bucket"
-Answer = Callable[[Any, Any], Any]
 
 
 @dataclass

@@ -19,7 +19,6 @@ from core.runs.store.store import DELETED_SECONDS, Store
 from tests.core.runs.made_runs import copied, make_run, opened
 from tests.places import ROOT
 
-# what is typed -> what is stored
 TAG = chr(0x1F600) * 39  # and a letter: the most are 20 of 40
 # what is typed -> what is stored
 TYPED = {
@@ -110,6 +109,11 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path):
         Store(tmp_path / "store").label("r", Labels(("a",)))
 
 
+def noted(text):
+    """Labels of a note alone."""
+    return Labels((), text)
+
+
 @pytest.mark.parametrize(
     ("seen", "wanted", "stored", "expected"),
     [
@@ -120,16 +124,16 @@ def test_a_store_that_cannot_be_written_to_is_a_sentence(tmp_path):
             Labels(("b", "x", "c"), "n"),
         ),
         (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
-        (Labels((), "n"), Labels((), "mine"), Labels((), "n"), Labels((), "mine")),
-        (Labels((), "n"), Labels((), "n"), Labels((), "theirs"), Labels((), "theirs")),
+        (noted("n"), noted("mine"), noted("n"), noted("mine")),
+        (noted("n"), noted("n"), noted("theirs"), noted("theirs")),
         (
-            Labels((), "n"),
-            Labels((), "mine"),
-            Labels((), "theirs"),
-            Labels((), "theirs\n\nmine"),
+            noted("n"),
+            noted("mine"),
+            noted("theirs"),
+            noted("theirs\n\nmine"),
         ),
-        (Labels((), "n"), Labels((), "same"), Labels((), "same"), Labels((), "same")),
-        (Labels((), "n"), Labels((), ""), Labels((), "theirs"), Labels((), "theirs")),
+        (noted("n"), noted("same"), noted("same"), noted("same")),
+        (noted("n"), noted(""), noted("theirs"), noted("theirs")),
         (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
         (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
         (Labels(("a",)), Labels(), Labels(("a",)), Labels()),

@@ -70,6 +70,7 @@ from core.inference.paths.engines import PLAIN, side_of, whole_side
 from core.inference.paths.paths import parse_path
 from core.numerics.statistic import BLOCKS
 from core.verdict import BUG_SUSPECTED, LOWER_PRECISION
+from tests.core.evidence import rows_of
 
 pytestmark = pytest.mark.model
 CASES = {case.name: case for case in (*MUTATIONS, *PRECISIONS, *ON_TOP)}
@@ -90,16 +91,26 @@ def _one_prompt(loaded):
     return [tiny_prompts(loaded)[0][:28]]
 
 
-def _row(verdict_rows):
-    (row,) = [row for row in verdict_rows if row.group == PRECISION]
+def _row(verdict):
+    (row,) = rows_of(verdict.evidence, PRECISION)
     return row
+
+
+def _computing_in(precision, loaded):
+    """An engine that computes as the model does in a precision."""
+
+    def engine(model, ids):
+        with precision.side.open(loaded, None) as run:
+            return whole_side(run, ids.tolist())
+
+    return engine
 
 
 @pytest.mark.spread(3)
 @pytest.mark.parametrize("name", NAMED)
 def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small, name):
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
-    row = _row(verdict.evidence)
+    row = _row(verdict)
     assert verdict.name == LOWER_PRECISION
     assert row.outcome == PASSED
     assert row.figures.precision == NAMED[name]
@@ -117,7 +128,7 @@ def test_a_fault_on_top_of_a_lower_precision_stays_a_bug_and_has_its_own_place(
 ):
     verdict = judged(small, _one_prompt(small), "prefill", case.engine)
     assert verdict.name == BUG_SUSPECTED
-    row = _row(verdict.evidence)
+    row = _row(verdict)
     assert row.outcome == FAILED
     named = [part for part in ("Q4_0", "fp8") if part in case.name] or ["all of it in bfloat16"]
     assert named[0].lower() in row.figures.precision
@@ -132,7 +143,7 @@ def test_both_sides_may_be_in_a_lower_precision_each_in_its_own(judged, small):
     cached, quantised = round_cache(fp8), with_weights(q4_0)
     verdict = judged(small, _one_prompt(small), cached, quantised)
     assert verdict.name == LOWER_PRECISION, verdict.table()
-    names = {row.figures.precision for row in verdict.evidence if row.group == PRECISION}
+    names = {row.figures.precision for row in rows_of(verdict.evidence, PRECISION)}
     assert names == {NAMED["fp8 cache, attention written out"], NAMED["weights in Q4_0"]}
     # the twin
     assert judged(small, _one_prompt(small), scaled_head(1.01), quantised).name == BUG_SUSPECTED
@@ -177,7 +188,7 @@ def test_an_engine_that_has_16_bits_only_is_held_beside_the_model_in_that_precis
     own, prompts = copy.deepcopy(narrow.model), [tiny_prompts(narrow)[0][:24]]
     verdict = judged(narrow, prompts, "prefill", lambda _, ids: sound(own, ids))
     assert (verdict.name, verdict.first_place) == (LOWER_PRECISION, None), verdict.table()
-    assert _row(verdict.evidence).figures.fault_seen_over_all > 1
+    assert _row(verdict).figures.fault_seen_over_all > 1
     verdict = judged(narrow, prompts, "prefill", lambda _, ids: wrong(own, ids))
     assert verdict.name == BUG_SUSPECTED
     assert place in (None, verdict.first_place)
@@ -228,7 +239,7 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_not_excused_by_a_precision(
     assert judged(narrow, prompts, "prefill", with_weights(q4_0)).name == LOWER_PRECISION
     verdict = judged(narrow, prompts, "prefill", wrong_in_bfloat16)
     assert verdict.name == BUG_SUSPECTED
-    assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
+    assert _row(verdict).figures.left_noise_ratio_bfloat16 > 10
 
 
 # ---- faults of the model's own forwards, which a candidate has too
@@ -282,9 +293,9 @@ def test_a_fault_of_the_models_own_step_is_no_precision(
             precisions=parse_precisions(declared),
         )
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, position)), verdict.table()
-    assert _row(verdict.evidence).outcome == NOTED
+    assert _row(verdict).outcome == NOTED
     assert "int8" not in verdict.because
-    assert "the model's forwards of this path differ" in _row(verdict.evidence).says
+    assert "the model's forwards of this path differ" in _row(verdict).says
 
 
 @pytest.mark.thorough
@@ -296,7 +307,7 @@ def test_a_fault_of_the_models_own_16_bit_step_is_not_excused_by_a_cache_of_8_bi
     with step_without_rope(dtypes=[torch.bfloat16]):
         verdict = judge(narrow, prompts, variant=engine)
     assert verdict.name == BUG_SUSPECTED, verdict.table()
-    assert _row(verdict.evidence).figures.left_noise_ratio_bfloat16 > 10
+    assert _row(verdict).figures.left_noise_ratio_bfloat16 > 10
 
 
 # ---- caches in 16 bits of a model in float32, as llama.cpp has by default
@@ -313,18 +324,15 @@ def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug
     dtype,
     name,
 ):
-    def written_rounded(model, ids):
-        with Precision(CACHE, "", _cache_in(dtype)).side.open(small, None) as run:
-            return whole_side(run, ids.tolist())
-
     prompts, rounded = _one_prompt(small), rewriting(_cache_in(dtype))
+    written_rounded = _computing_in(Precision(CACHE, "", _cache_in(dtype)), small)
     for engine, later in (
         (written_rounded, ""),
         (cached(8, rounded), " (rounded after its first read)"),
     ):
         verdict = judged(small, prompts, "prefill", engine)
         assert verdict.name == LOWER_PRECISION, verdict.table()
-        assert _row(verdict.evidence).figures.precision == f"KV cache in {name}{later}"
+        assert _row(verdict).figures.precision == f"KV cache in {name}{later}"
     verdict = judged(
         small,
         prompts,
@@ -423,13 +431,10 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
     def broken(_):
         raise ValueError("no such format here")
 
-    def engine(model, ids):
-        with Precision(CACHE, "", calibrated).side.open(small, None) as run:
-            return whole_side(run, ids.tolist())
-
     prompts = _one_prompt(small)
-    assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
     known = Precision(CACHE, "float8_e4m3fn with the scale 0.37", calibrated)
+    engine = _computing_in(known, small)
+    assert judge(small, prompts, variant=engine).name == BUG_SUSPECTED
     verdict = judge(
         small,
         prompts,
@@ -437,7 +442,7 @@ def test_a_precision_of_ones_own_is_tried_and_without_it_the_cache_is_a_bug(smal
         precisions=[Precision(CACHE, "x", broken), known],
     )
     assert verdict.name == LOWER_PRECISION
-    assert _row(verdict.evidence).figures.precision == known.name
+    assert _row(verdict).figures.precision == known.name
 
 
 DECLARED = {
@@ -463,10 +468,7 @@ def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
 ):
     """The twin: a row of logits is that of the position before it."""
     prompts, given = _one_prompt(small), parse_precisions([text])
-
-    def engine(model, ids):
-        with DECLARED[text].side.open(small, None) as run:
-            return whole_side(run, ids.tolist())
+    engine = _computing_in(DECLARED[text], small)
 
     def faulty(model, ids):
         logits = engine(model, ids)
@@ -475,7 +477,7 @@ def test_what_is_declared_is_confirmed_and_is_no_excuse_for_another_fault(
 
     verdict = judge(small, prompts, variant=engine, precisions=given)
     assert verdict.name == LOWER_PRECISION, verdict.table()
-    assert _row(verdict.evidence).figures.precision in {each.name for each in given}
+    assert _row(verdict).figures.precision in {each.name for each in given}
     verdict = judge(small, prompts, variant=faulty, precisions=given)
     assert (verdict.name, verdict.first_place) == (BUG_SUSPECTED, (0, 20)), verdict.table()
 
