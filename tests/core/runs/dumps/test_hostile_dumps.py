@@ -324,7 +324,7 @@ def test_directories_missing_files_and_pipes_are_refused_at_once(tmp_path):
     (tmp_path / "loop").symlink_to(tmp_path / "loop")
     (tmp_path / "folder").mkdir()
     for name in ("folder", "gone", "pipe", "loop", "a\x1b[2J\n.npz"):
-        with pytest.raises(DumpError, match="no such file|not a regular file") as refusal:
+        with pytest.raises(DumpError, match=r"no such file|not a regular file") as refusal:
             read_whole(tmp_path / name)
         assert_one_sentence(str(refusal.value), clean(name))
 
