@@ -133,8 +133,6 @@ def answering(status, body, seen=None):
             "(401): Sign in first; give --token-file or ULPSCOPE_TOKEN.",
         ),
         (403, '{"error": "Read-only."}', "refuses the file (403): Read-only."),
-        (413, '{"error": "Too large."}', "refuses the file (413): Too large."),
-        (507, '{"error": "No room."}', "refuses the file (507): No room."),
         (404, "<html>", "no ULPscope API at this address (404)"),
         (200, "<html>", "does not answer like a ULPscope server"),
         (200, '{"state": "importing"}', "does not answer like a ULPscope server"),
