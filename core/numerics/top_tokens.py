@@ -219,7 +219,7 @@ def compare_rows(reference: TopTokenRows, variant: TopTokenRows) -> TopTokenFigu
     return TopTokenFigures(
         common,
         np.bincount(row_of, np.square(changes), minlength=rows).astype(np.float64),
-        np.bincount(both >> 32, least_kl(*values), minlength=rows),
+        np.bincount(both >> 32, least_kl(*values), minlength=rows).astype(np.float64),
         smaller_margin,
         np.bincount(row_of[changes != 0], minlength=rows),
         max_abs,

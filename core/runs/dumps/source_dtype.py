@@ -173,7 +173,7 @@ def _read_blocks(
         yield side, blocks(side)
 
 
-def looks_normalised(rows: NDArray[np.float32]) -> str:
+def looks_normalised(rows: NDArray[np.floating]) -> str:
     """'log-probabilities', 'probabilities' or '': what [rows, vocab] values that should be logits
     add up to.
 
