@@ -80,9 +80,10 @@ def test_accused_pairs_are_counted_and_sound_ones_are_not(tmp_path, monkeypatch,
     sound.main()  # nothing is run again
     outcomes = read_lines(results)
     accused = [each["case"] for each in outcomes if each["is_accused"]]
-    assert accused == [hot.name] * (4 + 4 + 1)
+    # arrays and lists of twelve prompts, chosen tokens of three groups
+    assert accused == [hot.name] * (12 + 12 + 3)
     assert {each["case"] for each in outcomes} == {hot.name, chunks.name}
-    assert "| arrays, dense | 8 | 4 |" in capsys.readouterr().out
+    assert "| arrays, dense | 24 | 12 |" in capsys.readouterr().out
 
 
 @pytest.mark.thorough

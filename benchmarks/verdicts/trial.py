@@ -40,7 +40,7 @@ from benchmarks.verdicts.variations import (
 )
 from core.checks.emitted_tokens import sampler_evidence
 from core.errors import CaptureError
-from core.evidence import FAILED, FLOAT32
+from core.evidence import FAILED, FLOAT32, MISSING
 from core.inference.controls.judge_model import JudgingSession, judge
 from core.inference.models.model import LoadedModel, load_model
 from core.inference.models.torch_errors import quiet
@@ -178,7 +178,11 @@ def _trial(
         for row in verdict.evidence
         if row.group == FLOAT32
     ]
-    modules = [getattr(row.figures, "modules_beyond", ()) for row in verdict.evidence]
+    modules = [
+        getattr(row.figures, "modules_beyond", ())
+        for row in verdict.evidence
+        if row.outcome != MISSING
+    ]
     failed = tuple(row.group for row in verdict.evidence if row.outcome == FAILED)
     sizes = verdict.noise_ratio, worst[-1] if worst else None
     module = next((each[0] for each in modules if each), "")
