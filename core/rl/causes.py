@@ -134,10 +134,10 @@ def _few(tokens: SampledTokens, square: Floats) -> Iterator[Cause]:
 def _least_square(square: Floats, part: Flags) -> float:
     """Return the least mean squared difference of a part that is more than rounding.
 
-    Tokens outside that are equal bit for bit, as those of a cached prefix are, do not show how far
-    the others round.
+    If most tokens outside are equal bit for bit, as those of a cached prefix are, they do not show
+    how far the others round.
     """
-    return (_LEAST_SIZE if square[~part].any() else _FAR) ** 2
+    return (_LEAST_SIZE if np.median(square[~part]) else _FAR) ** 2
 
 
 def _is_most(square: Floats, part: Flags) -> bool:
@@ -399,9 +399,10 @@ def _parts(tokens: SampledTokens) -> Iterator[Cause]:
     for kind, (part, words) in parts.items():
         inside = square[part]
         outside = square[~part]
-        is_small = inside.mean() < _least_square(square, part)
         # responses that begin alike have the same values there
-        if is_small or len(np.unique(inside)) < 8 or len(outside) < 8:
+        if len(np.unique(inside)) < 8 or len(outside) < 8:
+            continue
+        if inside.mean() < _least_square(square, part):
             continue
         is_outlying = np.median(inside) >= _OUTLYING * max(outside.mean(), 1e-300)
         if is_outlying or (kind != "end" and _is_most(square, part)):

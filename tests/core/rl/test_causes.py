@@ -351,7 +351,10 @@ def test_a_last_bit_of_a_few_tokens_has_no_cause(count):
 @pytest.mark.parametrize("part", [lambda place: place >= 20, lambda place: place == 31])
 def test_a_part_that_rounds_behind_equal_bits_has_no_cause(part, size):
     noise = np.random.default_rng(0).normal(0, size, len(PLAIN.r))
-    rollout = PLAIN.trainer + np.where(part(PLAIN.position), noise, 0)
-    assert explain_tokens(with_values(PLAIN, rollout=rollout)) == []
+    # a few bits differ in a prefix computed by another kernel
+    last_bits = np.where(PLAIN.position % 8 == 0, 1e-6, 0)
+    for before in (0, last_bits):
+        rollout = PLAIN.trainer + np.where(part(PLAIN.position), noise, before)
+        assert explain_tokens(with_values(PLAIN, rollout=rollout)) == []
     rollout = PLAIN.trainer - np.where(part(PLAIN.position), 0.5 + np.abs(noise), 0)
     assert explain_tokens(with_values(PLAIN, rollout=rollout))[0].name == "part of the response"
