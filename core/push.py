@@ -54,7 +54,7 @@ class PushResult:
     resumed: int
 
 
-class _Upload(msgspec.Struct):
+class _Upload(msgspec.Struct, frozen=True):
     """What the server says of an upload."""
 
     state: Literal["receiving", "received", "importing", "done", "failed"]
@@ -104,7 +104,7 @@ def push_file(
                         client.delete(address)
                         state = _NEW
                     elif is_first and state.state == "failed":
-                        state.state = "received"
+                        state = msgspec.structs.replace(state, state="received")
                     elif is_first and state.received:
                         note(
                             f"resuming at {state.received:,} of {size:,} bytes, which an earlier"
@@ -135,7 +135,8 @@ def push_file(
                         request,
                         client.put(address, params=options, headers=headers, content=part),
                     )
-                    if state.state.startswith("receiv") and state.received <= first:
+                    is_waiting = state.state in ("receiving", "received")
+                    if is_waiting and state.received <= first:
                         raise _not_ulpscope(request)
                     _tell_percent(tell, "sending", state.received, size)
                 pause = 0.5

@@ -304,6 +304,8 @@ def contradictions(verdict: Verdict) -> Iterator[str]:
     ):
         yield f"{sizes[0]:g} floors in the sentence, {ratio:.3g} as noise ratio"
     modules = []
+    open_modules: set[str] = set()
+    all_modules: set[str] = set()
     for row in verdict.evidence:
         place = getattr(row.figures, "first", None) if hasattr(row.figures, "starts") else None
         if verdict.name == BUG_SUSPECTED and place is not None and tuple(place) != first:
@@ -312,11 +314,16 @@ def contradictions(verdict: Verdict) -> Iterator[str]:
             yield f"'no position' in '{row.check}', {first} as first place"
         if verdict.name == BUG_SUSPECTED and "equally far" in row.says:
             yield f"'{row.check}' finds neither side wrong"
-        # one that leaves it open sees the modules far beyond its limit alone
         if row.outcome == MISSING:
+            # of 16 bits: it sees those far beyond its limit alone, which need not be the first
+            open_modules |= {*getattr(row.figures, "modules_beyond", ())}
             continue
+        all_modules |= {*getattr(row.figures, "modules_beyond", ())}
         modules += [row.figures.first_module] if hasattr(row.figures, "first_module") else []
         modules += row.figures.modules_beyond[:1] if hasattr(row.figures, "modules_beyond") else []
     named_modules = list(dict.fromkeys(module for module in modules if module))
     if len(named_modules) > 1:
         yield f"first module is {' and '.join(named_modules)}"
+    if all_modules and not open_modules <= all_modules:
+        alone = " and ".join(sorted(open_modules - all_modules))
+        yield f"{alone} is left open by one check alone"

@@ -178,11 +178,9 @@ def _trial(
         for row in verdict.evidence
         if row.group == FLOAT32
     ]
-    modules = [
-        getattr(row.figures, "modules_beyond", ())
-        for row in verdict.evidence
-        if row.outcome != MISSING
-    ]
+    # a check that leaves modules open names those far beyond its limit, not the first
+    rows = sorted(verdict.evidence, key=lambda row: row.outcome == MISSING)
+    modules = [getattr(row.figures, "modules_beyond", ()) for row in rows]
     failed = tuple(row.group for row in verdict.evidence if row.outcome == FAILED)
     sizes = verdict.noise_ratio, worst[-1] if worst else None
     module = next((each[0] for each in modules if each), "")

@@ -90,7 +90,7 @@ def screening_row(
     rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise, None of values that are
     no logits; causes: sentences of common causes that explain the difference; may_be_16_bits:
     float32 arrays whose dtype was not named; peak: of values that are no logits, the largest of a
-    row over its median; systematic: share of the difference that goes with the logits; is_masked: a
+    row over its median, NaN of too few; systematic: share of the difference that goes with the logits; is_masked: a
     row has a value beyond LARGEST_LOGIT, or far beyond its best and its median one.
     """
     dtype = subject.dtype
@@ -102,6 +102,7 @@ def screening_row(
     worst = float(over_typical.max())
     outliers = np.flatnonzero(over_typical > STANDS_OUT)
     first = outliers[0] if len(outliers) else dominating(rms)
+    has_few = peak is not None and np.isnan(peak)
     is_uneven = peak is not None and peak > MOST_PEAK
     of_16_bits = size / FLOAT32_STEPS
     measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
@@ -110,10 +111,10 @@ def screening_row(
         says = causes[0]
     elif kl > MOST_KL:
         says = kl_in_words(number(kl, 3))
-    elif is_uneven and (size <= bug or np.isinf(peak or 0)):
+    elif has_few or (is_uneven and size <= bug):
         outcome = NOTED
         reason = f"Rows have fewer than {LEAST_VALUES} values, too few to know what rounding does"
-        if np.isfinite(peak or 0):
+        if not has_few:
             reason = (
                 f"The largest value of a row is {multiple(peak or 0)} its median (limit"
                 f" {MOST_PEAK}x), so row ULPs hide differences of the others"

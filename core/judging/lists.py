@@ -60,13 +60,22 @@ class _Lists:
         return explain(rows_of_lists(self.pair, self.sides[0], self.sides[1])).causes
 
     @property
+    def cause(self) -> Cause | None:
+        """The most telling simple one."""
+        return next(iter(self.simple_causes), None)
+
+    @property
+    def least_kl(self) -> float:
+        """Mean of the compared rows, nats."""
+        figures = self.pair.figures
+        return _mean(figures.least_kl[figures.common > 0])
+
+    @property
     def fault(self) -> str:
         """What proves one, '' if nothing does."""
-        for cause in self.simple_causes[:1]:
-            if cause.is_fault:
-                return cause.says
-        is_compared = self.pair.figures.common > 0
-        return _far_apart(self.pair.figures.least_kl[is_compared])
+        if self.cause and self.cause.is_fault:
+            return self.cause.says
+        return _least_kl_in_words(self.least_kl) if self.least_kl > MOST_KL else ""
 
     @property
     def says(self) -> str:
@@ -80,14 +89,12 @@ class _Lists:
                 return f"{cause.says.removesuffix('.')}; {placeholders}"
         if pair.is_void and placeholders:
             return placeholders
-        for cause in self.simple_causes[:1]:
-            if cause.is_fault or self.parting:
-                return cause.says
+        if self.cause and self.parting:
+            return self.cause.says
         if self.fault and not self.parting:
             return self.fault
-        for cause in self.simple_causes[:1]:
-            if not placeholders:
-                return f"{cause.says} {opening(words)}" if pair.differing else cause.says
+        if self.cause and not placeholders:
+            return f"{self.cause.says} {opening(words)}" if pair.differing else self.cause.says
         if self.parting:
             place = f"position {self.parting.parting:,} of prompt {self.parting.prompt}"
             return f"the inputs differ from {place} on"
@@ -108,10 +115,13 @@ class _Lists:
         return words
 
 
-def _far_apart(least_kls: Floats) -> str:
-    """Return what rows that are so far apart prove, '' if they are not. [rows], nats"""
-    kl = least_kls.sum() / max(1, len(least_kls))
-    return kl_in_words(f"at least {number(kl, 3)}") if kl > MOST_KL else ""
+def _mean(values: Floats) -> float:
+    """Return the mean, 0 of no values."""
+    return float(values.sum() / max(1, len(values)))
+
+
+def _least_kl_in_words(kl: float) -> str:
+    return kl_in_words(f"at least {number(kl, 3)}")
 
 
 def _judge(lists: _Lists, others: Sequence[Evidence], floor: Evidence | None = None) -> Verdict:
@@ -217,14 +227,15 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
         sample = tokens.sample
         causes = sorted(explain_tokens(sample), key=lambda cause: not cause.is_fault)
         kls = least_kl(sample.rollout, sample.trainer)
-        far_apart = _far_apart(kls[np.isfinite(kls)])
+        kl = _mean(kls[np.isfinite(kls)])
+        is_far = kl > MOST_KL
         says = "No simple cause, and one value per token cannot tell rounding from a fault."
-        if far_apart:
+        if is_far:
             says = "No simple cause."
         if causes:
             says = causes[0].says
         is_fault = bool(causes) and causes[0].is_fault
-        if is_fault or far_apart:
+        if is_fault or is_far:
             outcome = FAILED
             name = BUG_SUSPECTED
         if not is_fault:
@@ -233,7 +244,9 @@ def judge_tokens(tokens: TokenPair) -> Verdict:
             usual = f", {bar.state(tokens.k3)} ({bar.span})" if bar else ""
             largest = number(figures.max_abs)
             size = f"KL (k3) {number(tokens.k3)} nats{usual}; largest difference {largest} nats."
-            says = f"{far_apart} {size} {says}".lstrip()
+            says = f"{size} {says}"
+            if is_far:
+                says = f"{_least_kl_in_words(kl)} {says}"
             if sample.entropy is None:
                 says = f"{says} {NO_TEMPERATURE}"
     row = Evidence(

@@ -24,7 +24,7 @@ _VALUES = 1 << 22  # of a side that are read at once
 
 def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     """Return the RMS of a pair of values that are no logits by row, in row ULPs, and the largest
-    value of a row of the reference over its median, infinite of too few values. [rows], number
+    value of a row of the reference over its median, NaN of too few values. [rows], number
 
     Rows of a few values, such as scores, have no size of their own: one near 0 is as uncertain as
     the others. Their unit is the spacing at the largest value of all.
@@ -50,12 +50,11 @@ def scale_of_values(figures: Measured, pair: int) -> tuple[Floats, float]:
     if is_short:
         rms = columns["rms"] / spacings(largest[0], header.format)
     if sizes.shape[1] < LEAST_VALUES:
-        return rms, np.inf
+        return rms, np.nan
     with np.errstate(invalid="ignore", divide="ignore"):
         peaks = np.concatenate(largest) / np.concatenate(typical)
     # rows of nothing but 0 have none
-    # infinite is of too few values, not of a median of 0
-    return rms, float(np.nan_to_num(peaks, nan=0.0).max())
+    return rms, float(np.nan_to_num(peaks, nan=0.0, posinf=np.inf).max())
 
 
 def order_row(figures: Measured, pair: int) -> Evidence | None:

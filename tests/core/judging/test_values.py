@@ -148,6 +148,16 @@ def test_rows_of_one_huge_value_excuse_nothing_and_accuse_nothing(tmp_path):
     assert row_of(run, ARRAYS_ALONE).figures.peak == pytest.approx(5000 / median)
 
 
+def test_rows_of_mostly_zeros_have_no_typical_size(tmp_path):
+    sparse = np.where(np.abs(ROWS) > 1, ROWS, 0)  # as after a ReLU
+    run = stored(
+        tmp_path, sparse, (sparse * (1 + 1e-6 * RANDOM.random(ROWS.shape))).astype(np.float32)
+    )
+    assert np.median(sparse) == 0
+    assert verdict_of(run) == "undecided"
+    assert row_of(run, ARRAYS_ALONE).figures.peak is None
+
+
 def test_a_score_near_zero_is_as_uncertain_as_the_others(tmp_path):
     scores = changed(ROWS[:, 0], (4, np.float32(1e-6)))
     noise = np.spacing(np.abs(scores).max()) * RANDOM.normal(size=40)

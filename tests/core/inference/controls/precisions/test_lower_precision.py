@@ -36,6 +36,7 @@ from benchmarks.verdicts.precisions import (
 )
 from benchmarks.verdicts.tiny_models import SHAPE, model_of, tiny_model, tiny_prompts
 from core import capture_request
+from core.checks.modules_alone import AloneFigures
 from core.errors import UsageError
 from core.evidence import FAILED, NOTED, PASSED, PRECISION
 from core.inference.controls.drawn_roundings import RoundingDraws
@@ -340,8 +341,11 @@ def test_an_undeclared_cache_in_16_bits_is_named_and_a_stale_slot_in_it_is_a_bug
         cached(8, rounded, left_by(another_prompt, PREFIX, -3)),
     )
     assert verdict.name == BUG_SUSPECTED, verdict.table()
-    # on some processors the first row that reads the slot is within the cache's rounding
-    assert verdict.first_place in ((0, PREFIX), (0, PREFIX + 1)), verdict.table()
+    alone = next(row.figures for row in verdict.evidence if isinstance(row.figures, AloneFigures))
+    assert alone.first == (0, PREFIX), verdict.table()
+    # on some processors the first row that reads the slot is within what bfloat16 rounds
+    latest = PREFIX + (name == "bf16")
+    assert verdict.first_place in ((0, PREFIX), (0, latest)), verdict.table()
 
 
 def test_a_cache_rounded_before_it_is_read_is_found_if_its_first_positions_are_quiet(
