@@ -90,8 +90,9 @@ def screening_row(
     rms: row ULPs at each position; kl: mean, nats; flips: beyond the noise, None of values that are
     no logits; causes: sentences of common causes that explain the difference; may_be_16_bits:
     float32 arrays whose dtype was not named; peak: of values that are no logits, the largest of a
-    row over its median, NaN of too few; systematic: share of the difference that goes with the logits; is_masked: a
-    row has a value beyond LARGEST_LOGIT, or far beyond its best and its median one.
+    row over its median, NaN of too few; systematic: share of the difference that goes with the
+    logits; is_masked: a row has a value beyond LARGEST_LOGIT, or far beyond its best and its median
+    one.
     """
     dtype = subject.dtype
     lengths = subject.lengths
