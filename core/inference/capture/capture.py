@@ -148,7 +148,7 @@ def _header(
         prompts = [Prompt(len(lines), token_texts=lines)]
     return RunHeader(
         name=request.name or _title(loaded, sides, request),
-        compute_dtype=loaded.dtype,
+        compute_dtype=loaded.logits_dtype,
         vocab=loaded.vocab_size,
         prompts=tuple(prompts),
         sides=tuple(
@@ -268,7 +268,7 @@ def _run_side(
                 else:
                     run(ids, emit)
             if watch is not None:
-                for part in kv_parts(watch, prompt, plan.loaded.torch_dtype):
+                for part in kv_parts(watch, prompt, getattr(torch, plan.header.compute_dtype)):
                     with no_foreign_errors():
                         sink.write_kv(side, part)
                 watch.cache = watch.batch = None

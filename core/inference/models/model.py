@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,19 @@ class LoadedModel:
     @property
     def torch_dtype(self) -> torch.dtype:
         return getattr(torch, self.dtype)
+
+    @cached_property
+    def logits_dtype(self) -> str:
+        """Dtype of its logits: float32 if the head of a 16-bit model computes in it."""
+        if self.torch_dtype.itemsize > 2 or self.encoder is not None:
+            return self.dtype
+        token = torch.ones(1, 1, dtype=torch.long, device=self.device)
+        # a forward that fails does so in words when a path runs
+        with suppress(Exception), torch.inference_mode():
+            logits = self.model(input_ids=token).logits
+            if logits.dtype == torch.float32 and not is_widened(logits, self.torch_dtype):
+                return "float32"
+        return self.dtype
 
     @property
     def kind(self) -> str:
@@ -326,6 +340,14 @@ def save_model(loaded: LoadedModel, folder: Path) -> None:
     ):
         loaded.model.save_pretrained(folder)
         loaded.tokenizer.save_pretrained(folder)
+
+
+def is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
+    """Return whether logits were rounded to `dtype` and then widened to float32, as a Mamba's."""
+    if logits.dtype != torch.float32:
+        return False
+    narrow = logits.to(dtype).to(logits.dtype)
+    return bool(((narrow == logits) | (narrow.isnan() & logits.isnan())).all())
 
 
 class _NoTokenizer:

@@ -19,7 +19,7 @@ from ...capture_request import CaptureRequest
 from ...engines.process import EngineDescription
 from ...errors import CaptureError, UsageError
 from ...path_grammar import Step, Value
-from ..models.model import LoadedModel, dimension
+from ..models.model import LoadedModel, dimension, is_widened
 from ..models.module_state import restore_state
 from . import engine_side
 from .bases import BASES, without_cache
@@ -317,7 +317,9 @@ class OpenPath:
         """Return a piece in the run's dtype; CaptureError if it is not the one that follows."""
         label = f"path '{self.path}'"
         loaded = self.batch.loaded
-        if logits.dtype != loaded.torch_dtype and not _is_widened(logits, loaded.torch_dtype):
+        stored = getattr(torch, self.model.logits_dtype)
+        is_expected = logits.dtype in (loaded.torch_dtype, stored)
+        if not is_expected and not is_widened(logits, loaded.torch_dtype):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(
                 f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in"
@@ -330,15 +332,7 @@ class OpenPath:
         if position != done:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
         # exact, or the path was refused
-        return logits.to(self.model.torch_dtype)
-
-
-def _is_widened(logits: Tensor, dtype: torch.dtype) -> bool:
-    """Return whether logits were rounded to `dtype` and then widened to float32, as a Mamba's."""
-    if logits.dtype != torch.float32:
-        return False
-    narrow = logits.to(dtype).to(logits.dtype)
-    return bool(((narrow == logits) | (narrow.isnan() & logits.isnan())).all())
+        return logits.to(stored)
 
 
 @contextmanager

@@ -479,7 +479,10 @@ class _Suspect:
             replay = self.question.replay_in(model)
             side = replay.of(self.side)
             answers = [whole_side(side.run_on(model), ids).float() for ids in prompts]
-            grid = grid_of(torch.cat(answers))
+            path = self.side.path
+            named = model.dtype if path is None else path.compute_dtype(model)
+            # a head that computes in float32 leaves no grid
+            grid = grid_of(torch.cat(answers)) if named == model.dtype else named
             if grid is None:
                 return None
             recording = answering(self.side.name, prompts, answers)

@@ -7,12 +7,13 @@ import numpy as np
 import pytest
 import torch
 
+from benchmarks.families import tiny_family
 from core.capture_request import CaptureRequest
 from core.errors import CaptureError, UsageError
 from core.inference.capture.capture import run_capture
 from core.inference.models.devices import bits_of
 from core.inference.paths import batch
-from tests.core.inference.sameness import on_cpu, planned, plant_base, plant_modifier
+from tests.core.inference.sameness import captured, on_cpu, planned, plant_base, plant_modifier
 
 PROMPTS = ["def walk(self, path): return", "The ferry left at ten past six, café", "x"]
 
@@ -205,3 +206,19 @@ def test_modifiers_are_undone_when_a_capture_breaks(llama, monkeypatch):
     assert caught.traceback
     # the traceback keeps frames alive: nothing but closing undoes it
     assert events == ["entered", "left"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_head_in_float32_is_stored_in_float32(dtype, store):
+    """xLSTM's, whatever dtype the weights have."""
+    loaded = tiny_family("xlstm", dtype=dtype)
+    ids = tuple(range(5, 29))
+    with torch.inference_mode():
+        logits = loaded.model(input_ids=torch.tensor([ids])).logits[0]
+    assert logits.dtype == torch.float32
+    with captured(store, loaded, [ids], "chunked:7", kv="on") as run:
+        assert run.header.compute_dtype == "float32"
+        assert [side.source_dtype for side in run.header.sides] == [dtype, dtype]
+        assert run.read_rows(0, 0, len(ids)).tobytes() == logits.numpy().tobytes()
+        # bits of 16 read as float32 would be elsewhere
+        assert 0 < run.rows("kv", pair=0)["rms"].max() < 0.1

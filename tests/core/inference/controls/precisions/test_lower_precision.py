@@ -16,6 +16,7 @@ from scipy.stats import norm
 from transformers import LlamaConfig
 from transformers.models.llama import modeling_llama
 
+from benchmarks.families import tiny_family
 from benchmarks.verdicts.engines import PREFIX, attending, cached, left_by, prefill, rewriting
 from benchmarks.verdicts.mutations import (
     MUTATIONS,
@@ -118,6 +119,14 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small, name)
     assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
     verdict.check(allowed=[LOWER_PRECISION])
+
+
+def test_a_path_in_16_bits_is_named_by_its_dtype_if_its_logits_have_no_grid(judged):
+    """xLSTM's head computes in float32."""
+    loaded = tiny_family("xlstm")
+    verdict = judged(loaded, _one_prompt(loaded), "prefill", "decode+dtype:float16")
+    assert verdict.name == LOWER_PRECISION
+    assert _row(verdict).figures.precision == "all of it in float16"
 
 
 @pytest.mark.spread(1)
