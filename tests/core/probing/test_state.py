@@ -61,6 +61,28 @@ def judged(address, prompts=PROMPTS, model=""):
     return {each.axis: each for each in figures}
 
 
+def accuse_nothing(address, model="", *, rounds, is_busy):
+    """Ask a sound server along every axis, round by round, with texts that no limit was chosen on.
+    is_busy: beside 150 other requests in each.
+    """
+    server = find_server(Client(address), model)
+    text = (ROOT / "sample_runs" / "prompts" / "scheduler.txt").read_text(encoding="utf-8")
+    results, ratios = [], []
+    for number in range(rounds):
+        with ThreadPoolExecutor(3) as others:
+            for each in range(150 * is_busy):
+                prompt = "The quick brown fox. " * (1 + (each + number) % 9)
+                others.submit(server.ask, Ask(prompt, 24, 1, is_warm=True))
+            found = judged(address, (text[number : number + 120],), model)
+            others.shutdown(cancel_futures=True)
+        results += [each.result for each in found.values()]
+        ratios += [each.noise_ratio or 0.0 for each in found.values()]
+    counts = {result: results.count(result) for result in dict.fromkeys(results)}
+    print(f"busy: {is_busy}, {counts}, largest ratio {max(ratios):.2f}")
+    assert BEYOND not in results
+    assert results.count(UNDECIDED) <= 0.05 * len(results)
+
+
 def only(monkeypatch, *names):
     """Ask along these axes, and along those that show the noise and a sound cache."""
     kept = [axis for axis in AXES if axis.name in ("continuation", "warm", *names)]
@@ -349,20 +371,4 @@ def test_cases_have_the_lengths_and_begin_differently(prompts):
 @pytest.mark.parametrize("is_busy", [False, True])
 def test_fifty_rounds_of_a_sound_server(llama, monkeypatch, is_busy):
     monkeypatch.setattr(axes, "LENGTHS", (3, 17, 33, 65, 129))
-    server = find_server(Client(llama))
-    # no limit was chosen on it
-    text = (ROOT / "sample_runs" / "prompts" / "scheduler.txt").read_text(encoding="utf-8")
-    results, ratios = [], []
-    for number in range(50):
-        with ThreadPoolExecutor(3) as others:
-            for each in range(150 * is_busy):
-                prompt = "The quick brown fox. " * (1 + (each + number) % 9)
-                others.submit(server.ask, Ask(prompt, 24, 1, is_warm=True))
-            found = judged(llama, (text[number : number + 120],))
-            others.shutdown(cancel_futures=True)
-        results += [each.result for each in found.values()]
-        ratios += [each.noise_ratio or 0.0 for each in found.values()]
-    counts = {result: results.count(result) for result in dict.fromkeys(results)}
-    print(f"busy: {is_busy}, {counts}, largest ratio {max(ratios):.2f}")
-    assert BEYOND not in results
-    assert results.count(UNDECIDED) <= 0.05 * len(results)
+    accuse_nothing(llama, rounds=50, is_busy=is_busy)

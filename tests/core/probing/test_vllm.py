@@ -16,7 +16,7 @@ from core.probing.plan import Plan
 from core.probing.probe import Probe
 from core.probing.servers import VLLM, Ask, find_server
 from core.responses.pairing import compare_sides, pairs_of
-from tests.core.probing.test_state import judged
+from tests.core.probing.test_state import accuse_nothing, judged
 from tests.core.probing.vllm_server import PYTHON, vllm
 from tests.places import MODEL
 
@@ -37,7 +37,7 @@ PROMPTS = (
     ),
 )
 
-
+ROUNDS = 50
 FAULTS = {  # axes that are beyond
     "": set(),
     "another_block": {"warm", "other prompt"},
@@ -82,6 +82,14 @@ def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
     assert first.cached == 0
     assert other.cached == 0
     assert again.cached > 0
+
+
+@pytest.mark.parametrize("is_busy", [False, True])
+def test_fifty_rounds_of_a_sound_vllm(server, monkeypatch, is_busy):
+    fewer = [replace(axis, fillers=min(axis.fillers, 6)) for axis in AXES]
+    monkeypatch.setattr(probing, "AXES", fewer)
+    monkeypatch.setattr(axes, "LENGTHS", (3, 17, 33, 65, 129))
+    accuse_nothing(server.client.url, "small", rounds=ROUNDS, is_busy=is_busy)
 
 
 @pytest.fixture(scope="module")
