@@ -3,6 +3,7 @@ they depend on.
 """
 
 import json
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from itertools import repeat
 from typing import Any
@@ -18,15 +19,11 @@ from .figures import (
     DPPO,
     FRAMEWORKS,
     ICEPOP,
-    MAXIMA,
     PERCENTILES,
-    SUMS,
     TIS,
     Batch,
-    Integers,
     SampledTokens,
     Sequences,
-    TokenPairs,
     bar_of,
     intervals,
 )
@@ -174,7 +171,7 @@ def summaries(run: Figures, masked: int = 0) -> Record:
     )
     # responses without a value on a side count as masked too
     masked += responses - len(sequences)
-    tokens = int(sequences.tokens.sum())
+    tokens = int(sequences.sums["tokens"].sum())
     tables = {
         "histogram": run.query(_HISTOGRAM),
         "density": run.query(_DENSITY, max(percentiles[-1], 1e-9)),
@@ -221,23 +218,14 @@ def tokens_of(run: Figures, prompt: int) -> DataFrame:
 def _read_sequences(run: Figures) -> Sequences:
     """Sum up the tokens with both values by sequence, about a million tokens at a time."""
     (most,) = _counts(run, "SELECT count(*) FROM prompt")
-    tokens = np.empty(most, np.int64)
-    stop = 0
     # filled in place: parts of a million sequences and all of them would be in memory twice
-    sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
-    for pairs, lengths in _pairs(run):
-        part = Sequences.of(pairs, lengths)
+    sums: dict[str, Floats] = defaultdict(lambda: np.empty(most))
+    stop = 0
+    for part in _parts(run):
         start, stop = stop, stop + len(part)
-        place = slice(start, stop)
-        tokens[place] = part.tokens
-        for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
-            for name, values in whole.items():
-                values[place] = of_part(name)
-    return Sequences(
-        tokens[:stop],
-        lambda name: sums[name][:stop],
-        lambda name: maxima[name][:stop],
-    )
+        for name, values in part.sums.items():
+            sums[name][start:stop] = values
+    return Sequences({name: values[:stop] for name, values in sums.items()})
 
 
 def _bins(run: Figures, value: str) -> DataFrame:
@@ -273,8 +261,8 @@ def _tokens_with_half(run: Figures) -> int:
     return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
 
 
-def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
-    """Yield the tokens of whole sequences in order, with the number of each."""
+def _parts(run: Figures) -> Iterator[Sequences]:
+    """Yield the sums of whole sequences in order."""
     prompts = run.query("SELECT positions FROM prompt ORDER BY prompt")
     counts = prompts["positions"].to_numpy(np.int64)
     group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
@@ -287,8 +275,8 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
             last,
         )
         if len(rows):
-            pairs = TokenPairs(rows["reference"].to_numpy(), rows["variant"].to_numpy())
-            yield pairs, np.bincount(rows["prompt"].to_numpy() - first)
+            sides = rows["reference"].to_numpy(), rows["variant"].to_numpy()
+            yield Sequences.of(*sides, np.bincount(rows["prompt"].to_numpy() - first))
 
 
 def _figures(
