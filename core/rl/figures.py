@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float64]
+from ..numerics.arrays import Flags, Floats
+
 Integers = NDArray[np.integer]
-Flags = NDArray[np.bool_]
 # verl, slime and ms-swift clamp log-ratios so before exp
 CLAMP = 20.0
 # bars in the frameworks' references
@@ -271,21 +271,24 @@ class Batch:
         """Return the least ratio, clamped."""
         return float(min(np.exp(max(-self.max("-r"), -CLAMP)), TIS))
 
+    def _variance(self, name: str, square: str) -> float:
+        # never negative: of equal values the difference of the means rounds to either side of 0
+        return max(self.mean(square) - self.mean(name) ** 2, 0.0)
+
     def spread(self, name: str) -> float:
         """Return the standard deviation over all tokens, over their number."""
-        # never negative: of equal values the difference of the means rounds to either side of 0
-        return float(np.sqrt(max(self.mean(f"{name}^2") - self.mean(name) ** 2, 0)))
+        return float(np.sqrt(self._variance(name, f"{name}^2")))
 
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
-        squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
-        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else np.nan
+        squares = self._variance(name, square) * self.tokens
+        return float(np.sqrt(squares / (self.tokens - 1))) if self.tokens > 1 else np.nan
 
     def pearson(self, a: str, b: str) -> float:
         """Return the correlation of two quantities over all tokens."""
-        spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
+        spreads = self.spread(a) * self.spread(b)
         product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
-        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else np.nan
+        return product / spreads if spreads else np.nan
 
     def sample_size(self, name: str) -> float:
         """Return the effective sample size of importance weights as a share of the tokens."""

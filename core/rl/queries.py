@@ -447,11 +447,10 @@ def _explained(groups: Mapping[str, DataFrame]) -> dict[str, float]:
     """
     shares = {}
     for quantity, rows in groups.items():
-        tokens = rows["tokens"].to_numpy(float)
+        tokens = rows["tokens"].to_numpy(np.int64)
         if not 1 < len(rows) < tokens.sum():
             continue
-        mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-        between = tokens @ (rows["mean_abs"] - mean) ** 2
+        between = np.cov(rows["mean_abs"], fweights=tokens, ddof=0) * tokens.sum()
         within = tokens @ rows["variance"]
         chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
         if between + within > 0:
