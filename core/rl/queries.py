@@ -4,8 +4,7 @@ they depend on.
 
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -286,20 +285,16 @@ def _figures(
 ) -> dict[str, list[Record]]:
     """Return the figures of every framework, by the name that they are stored under."""
     rows: dict[str, list[Record]] = {}
-    for counts_masked in (False, True):
-        frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
-        counted = sequences.with_masked(masked) if counts_masked else sequences
-        figures = [figure for each in frameworks for figure in each.figures]
-        batch = Batch(counted)
-        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
-        if len(counted) > 1:
-            # drawn once for all frameworks
-            bounds = iter(intervals(counted, figures))
-        for framework in frameworks:
-            rows[f"figures of {framework.name}"] = [
-                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
-                for each in framework.figures
-            ]
+    batches = Batch(sequences), Batch(sequences.with_masked(masked))
+    for framework in FRAMEWORKS.values():
+        batch = batches[framework.counts_masked]
+        bounds: Sequence[tuple[Any, Any]] = [(None, None)] * len(framework.figures)
+        if len(batch.sequences) > 1:
+            bounds = intervals(batch.sequences, framework.figures)
+        rows[f"figures of {framework.name}"] = [
+            _row(each.name, each.definition, each.unit, each.value(batch), *bound)
+            for each, bound in zip(framework.figures, bounds, strict=True)
+        ]
     rows["figures of ulpscope"][2:2] = [
         _row(name, f"{name[1:]}th percentile of |r|", "nats", value)
         for name, value in zip(PERCENTILES, percentiles, strict=True)
