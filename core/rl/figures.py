@@ -320,32 +320,6 @@ class Framework:
     counts_masked: bool = False
 
 
-# Figures of a framework: name, value, definition with its unit; in brackets what names begin with.
-# A value is a method of Batch with the names of quantities, or of values of sequences.
-_OWN = """
-mean_abs             mean |r|                      mean of |r| over tokens, nats
-max_abs              max |r|                       largest |r|, nats
-k1                   mean -r                       mean of -r, nats
-k2                   mean k2                       mean of r² / 2, nats
-k3                   mean k3                       mean of exp(r) - 1 - r, nats
-ratio                mean ratio                    mean of exp(r) over tokens
-ratio_sequence       mean_of ratio                 mean over sequences of exp(sum of r)
-ratio_geometric      mean_of geometric ratio       mean over sequences of exp(mean of r)
-ess  sample_size ratio  effective sample size of exp(r), share of the tokens
-ess_truncated        sample_size truncated         the same of exp(r), at most 2
-chi2                 mean chi2                     mean of exp(r)² - 1
-chi2_sequence        mean_of chi2                  mean over sequences of exp(sum of r)² - 1
-chi2_geometric       mean_of geometric chi2        mean over sequences of exp(mean of r)² - 1
-perplexity_rollout   mean_of ppl rollout           mean over sequences
-perplexity_trainer   mean_of ppl trainer           mean over sequences
-pearson              pearson rollout, trainer      correlation of log-probabilities
-pearson_probability  pearson p rollout, p trainer  correlation of probabilities
-above_tis            mean above TIS                share of tokens with exp(r) above 2
-outside_icepop       mean outside IcePop           share of tokens with exp(r) outside 0.5 to 5
-beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
-outside_geometric  mean_of outlying  share of sequences with exp(mean of r) outside 0.999 to 1.002
-vetoed  mean_of vetoed  share of sequences with a token whose exp(r) is below 1e-4
-"""
 # of verl, taken over by ms-swift but for k3 and chi2 of sequences
 _OFF_POLICY = """
 kl                mean -r                  mean of -r
@@ -370,7 +344,36 @@ _OF_SWIFT = _OFF_POLICY.format(
     k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
     chi2="mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1",
 )
-_VERL = f"""
+# Figures of each framework, after a line with its name, whether its means over sequences count those
+# without a token of the loss, and the version and files that define them.
+# A row has a figure's name, its value, and its definition with its unit; in brackets is what names
+# begin with. A value is a method of Batch with the names of quantities, or of values of sequences.
+_TABLES = f"""
+= ulpscope
+mean_abs             mean |r|                      mean of |r| over tokens, nats
+max_abs              max |r|                       largest |r|, nats
+k1                   mean -r                       mean of -r, nats
+k2                   mean k2                       mean of r² / 2, nats
+k3                   mean k3                       mean of exp(r) - 1 - r, nats
+ratio                mean ratio                    mean of exp(r) over tokens
+ratio_sequence       mean_of ratio                 mean over sequences of exp(sum of r)
+ratio_geometric      mean_of geometric ratio       mean over sequences of exp(mean of r)
+ess  sample_size ratio  effective sample size of exp(r), share of the tokens
+ess_truncated        sample_size truncated         the same of exp(r), at most 2
+chi2                 mean chi2                     mean of exp(r)² - 1
+chi2_sequence        mean_of chi2                  mean over sequences of exp(sum of r)² - 1
+chi2_geometric       mean_of geometric chi2        mean over sequences of exp(mean of r)² - 1
+perplexity_rollout   mean_of ppl rollout           mean over sequences
+perplexity_trainer   mean_of ppl trainer           mean over sequences
+pearson              pearson rollout, trainer      correlation of log-probabilities
+pearson_probability  pearson p rollout, p trainer  correlation of probabilities
+above_tis            mean above TIS                share of tokens with exp(r) above 2
+outside_icepop       mean outside IcePop           share of tokens with exp(r) outside 0.5 to 5
+beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
+outside_geometric  mean_of outlying  share of sequences with exp(mean of r) outside 0.999 to 1.002
+vetoed  mean_of vetoed  share of sequences with a token whose exp(r) is below 1e-4
+
+= verl, counts masked: 0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py
 [rollout_corr/]
 {_OF_VERL}
 [rollout_corr/rollout_is_]
@@ -393,8 +396,8 @@ probs_diff_max            max |dp|                      largest change of probab
 probs_diff_mean           mean |dp|                     mean of |change of probability|
 probs_diff_std            deviation |dp|, dp^2          its standard deviation
 actor_probs_pearson_corr  pearson p rollout, p trainer  correlation of probabilities
-"""
-_TRL = """
+
+= trl, counts masked: 1.16.0, trainer/grpo_trainer.py
 [sampling/sampling_logp_difference/]
 mean  mean |r|  mean of |r| over tokens, nats
 max   max |r|   largest |r|, nats
@@ -402,53 +405,62 @@ max   max |r|   largest |r|, nats
 min   least kept ratio    min over sequences of exp(sum of r), 0 above 3
 mean  mean_of kept ratio  mean over sequences of exp(sum of r), 0 above 3
 max   largest kept ratio  max over sequences of exp(sum of r), 0 above 3
-"""
-_MILES = """
+
+= slime, counts masked: 624b824a8, backends/megatron_utils/loss.py, \
+examples/train_infer_mismatch_helper/mis.py
 [train/]
 train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
-"""
-_SLIME = f"""
-{_MILES}
 mis_kl            mean_of_means -r             mean of sequence means of -r, nats
 mis_k3_kl         mean_of_means k3             mean of sequence means of exp(r) - 1 - r, nats
 mis_training_ppl  mean_of trained ppl trainer  mean over sequences of exp(-mean), 0 if all is masked
 mis_rollout_ppl   mean_of trained ppl rollout  mean over sequences of exp(-mean), 0 if all is masked
 mis_chi2_token    mean_of_means chi2           mean of sequence means of exp(r)² - 1
-"""
-_NEMO = """
+
+= miles, counts masked: 31f1ca961, backends/training_utils/loss_hub/losses.py
+[train/]
+train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
+
+= nemo-rl: 7ea279abf, algorithms/loss/loss_functions.py
 token_mult_prob_error      mean exp|r|      mean of exp|r|; alarm at 1.05
 gen_kl_error               mean k3          mean of exp(r) - 1 - r, nats
 policy_kl_error            mean k3 reverse  mean of exp(-r) - 1 + r, nats
 js_divergence_error        mean js          mean of half the k3 of either side to their mean, nats
 sampling_importance_ratio  mean exp r       mean of exp(r)
-"""
-_PRIME = """
+
+= prime-rl: 559b44772, trainer/rl/loss.py
 [mismatch_kl/all/]
 mean  mean k3             mean of exp(r) - 1 - r, nats
 std   deviation k3, k3^2  its standard deviation, nats
 max   max k3              largest, nats
-"""
-_ROLL = """
+
+= openrlhf: 0.11.2, models/loss.py
+vllm_kl  mean -r  mean of -r, nats
+
+= ms-swift, counts masked: 4.6.0, rlhf_trainers/grpo_trainer.py
+[rollout_correction/]
+{_OF_SWIFT}
+
+= roll: utils/train_infer_corrections.py
 [actor/train_infer_]
 ratio_token_mean      mean_of_means ratio      mean of sequence means of exp(r)
 ratio_geometric_mean  mean_of geometric ratio  mean over sequences of exp(mean of r)
 ratio_sequence_mean   mean_of ratio            mean over sequences of exp(sum of r)
 diff_token_mean       mean_of_means dp         mean of sequence means of the change of probability
 diff_sequence_mean    mean_of sum dp           mean over sequences of its sum
-"""
-_OPENRLHF = """
-vllm_kl  mean -r  mean of -r, nats
-"""
-_AREAL = """
+
+= areal: 1.0.4, utils/functional/functional.py
 behave_imp_weight  mean exp r  mean of exp(r)
 behave_approx_kl   mean r      mean of r, nats
 """
+_MASKED = ", counts masked"
 
 
-def _figures(table: str) -> tuple[Figure, ...]:
+def _framework(table: str) -> Framework:
+    head, *lines = filter(None, table.splitlines())
+    owner, _, source = head.partition(": ")
     prefix = ""
     figures = []
-    for line in filter(None, table.splitlines()):
+    for line in lines:
         if line.startswith("["):
             prefix = line.strip("[]")
             continue
@@ -456,43 +468,12 @@ def _figures(table: str) -> tuple[Figure, ...]:
         method, _, of = value.partition(" ")
         compute = methodcaller(method, *filter(None, of.split(", ")))
         unit = "nats" if definition.endswith(", nats") else ""
-        figures.append(
-            Figure(
-                prefix + name,
-                definition.removesuffix(", nats"),
-                compute,
-                unit,
-            )
-        )
-    return tuple(figures)
+        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+    name = owner.removesuffix(_MASKED)
+    return Framework(name, source, tuple(figures), counts_masked=owner != name)
 
 
-_VERL_SOURCE = "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py"
-_SLIME_SOURCE = (
-    "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py"
-)
-_MILES_SOURCE = "31f1ca961, backends/training_utils/loss_hub/losses.py"
-FRAMEWORKS = {
-    name: Framework(name, source, _figures(table), counts_masked)
-    for name, source, table, counts_masked in (
-        ("ulpscope", "", _OWN, False),
-        ("verl", _VERL_SOURCE, _VERL, True),
-        ("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
-        ("slime", _SLIME_SOURCE, _SLIME, True),
-        ("miles", _MILES_SOURCE, _MILES, True),
-        ("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO, False),
-        ("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME, False),
-        ("openrlhf", "0.11.2, models/loss.py", _OPENRLHF, False),
-        (
-            "ms-swift",
-            "4.6.0, rlhf_trainers/grpo_trainer.py",
-            f"[rollout_correction/]\n{_OF_SWIFT}",
-            True,
-        ),
-        ("roll", "utils/train_infer_corrections.py", _ROLL, False),
-        ("areal", "1.0.4, utils/functional/functional.py", _AREAL, False),
-    )
-}
+FRAMEWORKS = {each.name: each for each in map(_framework, _TABLES.split("\n= ")[1:])}
 
 
 @dataclass(frozen=True)
