@@ -344,8 +344,8 @@ _OF_SWIFT = _OFF_POLICY.format(
     k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
     chi2="mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1",
 )
-# Figures of each framework, after a line with its name, whether its means over sequences count those
-# without a token of the loss, and the version and files that define them.
+# Figures of each framework, after a line with its name, whether its means over sequences count
+# those without a token of the loss, and the version and files that define them.
 # A row has a figure's name, its value, and its definition with its unit; in brackets is what names
 # begin with. A value is a method of Batch with the names of quantities, or of values of sequences.
 _TABLES = f"""
