@@ -387,7 +387,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         trainer,
         used["turn"].to_numpy(),
         entropy if np.isfinite(entropy).any() else None,
-        lag if np.isfinite(lag).any() else None,
+        lag,
         {
             "step": step,
             "weight version": version,
