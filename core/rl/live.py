@@ -84,11 +84,11 @@ def check(
     r = tokens.r[np.isfinite(tokens.r)]
     if not len(r):
         raise UsageError("no token of the loss has a log-probability on both sides.")
-    sizes = np.abs(r)
+    distances = np.abs(r)
     ratio = np.exp(np.clip(r, -CLAMP, CLAMP))
     figures = {
-        "mean_abs": float(sizes.mean()),
-        "max_abs": float(sizes.max()),
+        "mean_abs": float(distances.mean()),
+        "max_abs": float(distances.max()),
         "k1": -float(r.mean()),
         "k3": float(ratio.mean() - 1 - r.mean()),  # of clamped ratios; expm1 takes twice the time
         "ratio": float(ratio.mean()),

@@ -262,11 +262,12 @@ def _tokens_with_half(run: Figures) -> int:
 
 def _parts(run: Figures) -> Iterator[Sequences]:
     """Yield the sums of whole sequences in order."""
-    prompts = run.query("SELECT positions FROM prompt ORDER BY prompt")
-    counts = prompts["positions"].to_numpy(np.int64)
-    group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
-    for each in np.unique(group):
-        first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
+    chunks = run.query(f"""
+        SELECT min(prompt) AS first, max(prompt) AS last FROM (
+            SELECT prompt, (sum(positions) OVER (ORDER BY prompt) - positions)::BIGINT
+                // {_TOKENS_AT_ONCE} AS chunk FROM prompt
+        ) GROUP BY chunk ORDER BY chunk""")
+    for first, last in chunks.itertuples(index=False):
         rows = run.query(
             f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
             " ORDER BY prompt, position",
