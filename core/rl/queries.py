@@ -227,19 +227,19 @@ def _read_sequences(run: Figures) -> Sequences:
     return Sequences({name: values[:stop] for name, values in sums.items()})
 
 
-def _bins(run: Figures, value: str) -> DataFrame:
-    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
-    total.
+def _binned(value: str) -> str:
+    """Return SQL of the tokens in bins of a value that is never negative, ascending: tokens, low,
+    high, total.
     """
-    return run.query(f"""
+    return f"""
         SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total
         FROM (SELECT {value} AS v FROM {_TOKENS})
-        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
+        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low"""
 
 
 def _percentiles(run: Figures) -> Floats:
     """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
-    bins = _bins(run, "size")
+    bins = run.query(_binned("size"))
     tokens = bins["tokens"].to_numpy(np.int64)
     ends = np.cumsum(tokens)
     ranks = np.column_stack([ends - tokens, ends - 1])
@@ -249,15 +249,20 @@ def _percentiles(run: Figures) -> Floats:
 
 def _tokens_with_half(run: Figures) -> int:
     """Return how many tokens carry half of the sum of k3, the largest first."""
-    bins = _bins(run, "kl")[::-1]
-    tokens = bins["tokens"].to_numpy(np.int64)
-    kl = bins["total"].to_numpy(float)
-    carried = np.cumsum(kl)
-    last = int(np.searchsorted(carried, carried[-1] / 2))
-    if not kl[last]:
-        return 1
-    rest = carried[-1] / 2 - (carried[last] - kl[last])
-    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
+    (half,) = _counts(
+        run,
+        f"""
+        SELECT coalesce(
+            counted - tokens
+                + greatest(1, ceil((half - (carried - total)) / nullif(total, 0) * tokens)),
+            1)
+        FROM (
+            SELECT *, sum(total) OVER descending AS carried, sum(tokens) OVER descending AS counted,
+                sum(total) OVER () / 2 AS half
+            FROM ({_binned("kl")}) WINDOW descending AS (ORDER BY low DESC)
+        ) WHERE carried >= half ORDER BY low DESC LIMIT 1""",
+    )
+    return half
 
 
 def _parts(run: Figures) -> Iterator[Sequences]:

@@ -88,13 +88,12 @@ def write_tokens(
         about = name, "", 0, (Prompt(1),), sides, replace(origin, note=left_out)
         header = RunHeader(*about, keep=FIGURES, k=1, holds="logprob")
         insert_header(database, created, header, positions)
-        on_progress(STORING, positions // 6, positions)
-        database.execute(_INSERT_TOKENS)
-        on_progress(STORING, 2 * positions // 6, positions)
-        for side, values in enumerate(SIDES):
-            database.execute(_INSERT_SIDE.format(side=side, values=values))
-            on_progress(STORING, (side + 3) * positions // 6, positions)
-        database.execute(_INSERT_POSITIONS)
+        of_sides = [
+            _INSERT_SIDE.format(side=side, values=values) for side, values in enumerate(SIDES)
+        ]
+        for done, sql in enumerate((_INSERT_TOKENS, *of_sides, _INSERT_POSITIONS), 1):
+            on_progress(STORING, done * positions // 6, positions)
+            database.execute(sql)
         if texts_of is not None:
             ids = database.rows("SELECT DISTINCT token_id FROM chosen_token WHERE token_id >= 0")
             texts = texts_of(sorted(token for (token,) in ids))
