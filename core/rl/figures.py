@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ..numerics.arrays import Flags, Floats
-
+Floats = NDArray[np.float64]
 Integers = NDArray[np.integer]
+Flags = NDArray[np.bool_]
 # verl, slime and ms-swift clamp log-ratios so before exp
 CLAMP = 20.0
 # bars in the frameworks' references

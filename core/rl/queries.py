@@ -35,6 +35,7 @@ HEADLINE = {
     "max_abs": "largest |r|",
 }
 _TOKENS_AT_ONCE = 1 << 20
+_SAMPLED = 1 << 16  # tokens in which causes are looked for
 # bins of a logarithm: values within 0.01 % of each other are together
 _BINS = 10_000
 # what the frameworks' bars cut
@@ -370,22 +371,22 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     }
 
 
-def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
-    """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
-    (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
-    used = run.query(
-        f"""
-        SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
-            {BY["rank"]} AS rank, {BY["turn"]} AS turn, environment, stop_reason
-        FROM chosen_token {_OF_SEQUENCES} {_STARTS}
-        WHERE is_trained AND prompt % ? = 0 ORDER BY prompt, position""",
-        -(-total // most),
-    )
-    names = ["reference", "variant", "entropy", "version", "step", "rank"]
-    rollout, trainer, entropy, version, step, rank = (
+def sample_tokens(run: Figures) -> SampledTokens:
+    """Return the tokens of whole sequences, spread evenly over the run, about `_SAMPLED` in all."""
+    used = run.query(f"""
+        SELECT *, CASE WHEN count(step) OVER () > 0 THEN step ELSE max(version) OVER () END
+            - version AS lag
+        FROM (
+            SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
+                {BY["rank"]} AS rank, {BY["turn"]} AS turn,
+                coalesce(environment, '') AS environment, coalesce(stop_reason, '') AS stop_reason
+            FROM chosen_token {_OF_SEQUENCES} {_STARTS} WHERE is_trained
+                AND prompt % (SELECT ceil(sum(positions) / {_SAMPLED})::BIGINT FROM prompt) = 0
+        ) ORDER BY prompt, position""")
+    names = ["reference", "variant", "entropy", "lag", "version", "step", "rank"]
+    rollout, trainer, entropy, lag, version, step, rank = (
         used[name].to_numpy(np.float64) for name in names
     )
-    lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
     return SampledTokens(
         used["prompt"].to_numpy(),
         used["position"].to_numpy(),
@@ -398,7 +399,7 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
             "step": step,
             "weight version": version,
             "rank": rank,
-            **{name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS},
+            **{name: used[BY[name]].to_numpy(str) for name in _TEXTS},
         },
         (run.header.sides[0].name, run.header.sides[1].name),
     )
