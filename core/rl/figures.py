@@ -138,8 +138,8 @@ def _quantities(rollout: Floats, trainer: Floats) -> Iterator[tuple[str, NDArray
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sums of the tokens by sequence. Sequences without a token are left out, unless they are added
-    by `with_masked`.
+    """Sums of the tokens by sequence; of one without a token of the loss they are 0, and its maxima
+    are -inf.
 
     sums: of a quantity by its name, of its square as `name^2`; its maximum as `max name`; `tokens`:
     how many. [sequences] each
@@ -149,8 +149,8 @@ class Sequences:
 
     @classmethod
     def of(cls, rollout: Floats, trainer: Floats, lengths: Integers) -> Sequences:
-        """Sequences of `lengths` tokens, one after another. rollout, trainer: log-probabilities of
-        the same tokens, finite. [tokens] each
+        """Sequences of `lengths` tokens, one after another, those of 0 left out. rollout, trainer:
+        log-probabilities of the same tokens, finite. [tokens] each
         """
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
@@ -169,17 +169,6 @@ class Sequences:
     def means(self, name: str) -> Floats:
         """Return the means of a quantity. [sequences]"""
         return self.sums[name] / np.maximum(self.sums["tokens"], 1)
-
-    def with_masked(self, count: int) -> Sequences:
-        """Return these and `count` sequences without a token of the loss: all of their sums are
-        0.
-        """
-        sums = {}
-        for name, values in self.sums.items():
-            sums[name] = np.append(
-                values, np.full(count, -np.inf if name.startswith("max ") else 0.0)
-            )
-        return Sequences(sums)
 
     @cached_property
     def values(self) -> dict[str, NDArray]:

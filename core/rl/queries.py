@@ -160,18 +160,13 @@ def summaries(run: Figures, masked: int = 0) -> Record:
     JSON; empty if no token has both values. masked: responses without a token of the loss, which
     are not in the run.
     """
-    sequences = _read_sequences(run)
-    if not len(sequences):
+    (trained,) = _counts(run, "SELECT count(*) FROM chosen_token WHERE is_trained")
+    sequences, counted = _read_sequences(run, masked)
+    if not sequences.sums:
         return {}
+    tokens = int(sequences.sums["tokens"].sum())
     percentiles = _percentiles(run)
     groups = {quantity: by_quantity(run, quantity) for quantity in BY}
-    trained, responses = _counts(
-        run,
-        "SELECT count(*), count(DISTINCT prompt) FROM chosen_token WHERE is_trained",
-    )
-    # responses without a value on a side count as masked too
-    masked += responses - len(sequences)
-    tokens = int(sequences.sums["tokens"].sum())
     tables = {
         "histogram": run.query(_HISTOGRAM),
         "density": run.query(_DENSITY, max(percentiles[-1], 1e-9)),
@@ -185,11 +180,12 @@ def summaries(run: Figures, masked: int = 0) -> Record:
             "tokens": tokens,
             "sequences": len(sequences),
             "half": _tokens_with_half(run),
-            "masked": masked,
+            # responses without a value on a side count as masked too
+            "masked": len(counted) - len(sequences),
             "missing": trained - tokens,
         },
         "explained": _explained(groups),
-        **_figures(sequences, percentiles, masked),
+        **_figures(sequences, counted, percentiles),
         **{name: records(table) for name, table in tables.items()},
     }
 
@@ -215,17 +211,25 @@ def tokens_of(run: Figures, prompt: int) -> DataFrame:
     )
 
 
-def _read_sequences(run: Figures) -> Sequences:
-    """Sum up the tokens with both values by sequence, about a million tokens at a time."""
+def _read_sequences(run: Figures, masked: int) -> tuple[Sequences, Sequences]:
+    """Sum up the tokens with both values by sequence, about a million tokens at a time.
+
+    Returns:
+        sequences with such tokens, and these with all others.
+    """
     (most,) = _counts(run, "SELECT count(*) FROM prompt")
+    most += masked
     # filled in place: parts of a million sequences and all of them would be in memory twice
-    sums: dict[str, Floats] = defaultdict(lambda: np.empty(most))
+    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(most))
     stop = 0
     for part in _parts(run):
         start, stop = stop, stop + len(part)
         for name, values in part.sums.items():
             sums[name][start:stop] = values
-    return Sequences({name: values[:stop] for name, values in sums.items()})
+    for name, values in sums.items():
+        if name.startswith("max "):
+            values[stop:] = -np.inf
+    return Sequences({name: values[:stop] for name, values in sums.items()}), Sequences(sums)
 
 
 def _binned(value: str) -> str:
@@ -287,14 +291,15 @@ def _parts(run: Figures) -> Iterator[Sequences]:
 
 def _figures(
     sequences: Sequences,
+    counted: Sequences,
     percentiles: Floats,
-    masked: int,
 ) -> dict[str, list[Record]]:
     """Return the figures of every framework, by the name that they are stored under."""
     rows: dict[str, list[Record]] = {}
-    batches = Batch(sequences), Batch(sequences.with_masked(masked))
     for framework in FRAMEWORKS.values():
-        batch = batches[framework.counts_masked]
+        of_all = counted if framework.counts_masked else sequences
+        # its own: values of a million sequences are too many to keep
+        batch = Batch(Sequences(of_all.sums))
         bounds: Sequence[tuple[Any, Any]] = [(None, None)] * len(framework.figures)
         if len(batch.sequences) > 1:
             bounds = intervals(batch.sequences, framework.figures)
