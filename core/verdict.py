@@ -18,19 +18,18 @@ NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-# of `judge`, `verdict` and `compare --fail-on verdict`: 1 for what no build should pass with
-EXIT_CODES = {
-    IDENTICAL: 0,
-    ROUNDING: 0,
-    LIKELY_ROUNDING: 0,
-    LOWER_PRECISION: 0,
-    NONDETERMINISTIC: 1,
-    BUG_SUSPECTED: 1,
-    INVALID_DUMP: 1,
-    UNDECIDED: 0,
-}
-VERDICTS = tuple(EXIT_CODES)
-FAILING = tuple(name for name, code in EXIT_CODES.items() if code)
+VERDICTS = (
+    IDENTICAL,
+    ROUNDING,
+    LIKELY_ROUNDING,
+    LOWER_PRECISION,
+    NONDETERMINISTIC,
+    BUG_SUSPECTED,
+    INVALID_DUMP,
+    UNDECIDED,
+)
+# no build should pass with them: exit code 1 of `judge`, `verdict` and `compare --fail-on verdict`
+FAILING = (NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP)
 NOT_JUDGED = "not judged"  # shown for a pair without a verdict
 
 
@@ -38,8 +37,8 @@ def exit_code(verdicts: Iterable[str | None]) -> int:
     """Return the exit code of a command that gives these verdicts; None: not judged. A newer
     build's verdict fails.
     """
-    codes = EXIT_CODES | {NOT_JUDGED: 0}
-    return max((codes.get(verdict or NOT_JUDGED, 1) for verdict in verdicts), default=0)
+    passing = {None, NOT_JUDGED, *VERDICTS}.difference(FAILING)
+    return int(not passing.issuperset(verdicts))
 
 
 @dataclass(frozen=True)

@@ -290,9 +290,7 @@ def _score(rows: DataFrame) -> Record:
     """Return a metric on both sides over all documents, with the 95 % interval of its change."""
     change = rows["change"].to_numpy()
     # a document is a sequence of one token, so the bootstrap draws documents
-    sums = {"change": change}
-    maxima: dict[str, Floats] = {}
-    sequences = Sequences(np.ones(len(rows), np.int64), sums.__getitem__, maxima.__getitem__)
+    sequences = Sequences({"tokens": np.ones(len(rows)), "change": change})
     ((low, high),) = intervals(sequences, [Figure("change", "", lambda b: b.mean("change"))])
     return {
         **rows.iloc[0][["metric", "filter"]],

@@ -168,9 +168,7 @@ def statistics(tokens: ScoredTokens) -> list[dict[str, Any]]:
     values |= {f"{name}^2": each**2 for name, each in values.items()}
     values["nll*base nll"] = nll * base
     sums = {name: np.bincount(place, each).astype(np.float64) for name, each in values.items()}
-    # maxima are in no figure here
-    maxima: dict[str, Floats] = {}
-    sequences = Sequences(counts, sums.__getitem__, maxima.__getitem__)
+    sequences = Sequences({"tokens": counts, **sums})
     rows = list(_MEANS)
     rows[7:7] = _percentiles("KLD", "nats", _KLD_SHARES, tokens.kl, place)
     rows[-2:-2] = _percentiles("Δp", "%", _DP_SHARES, 100 * dp, place)

@@ -110,9 +110,8 @@ def _renumber(response: Response, numbers: Mapping[str, int]) -> Response:
 
 def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
     """Return the responses to one prompt with positions that count from the same place."""
-    starts = [_starts(responses[0], variant) for variant in responses[1:]]
-    most = max(reference for reference, _ in starts)
-    moves = [most, *(variant + most - reference for reference, variant in starts)]
+    offsets = [0, *(_offset(responses[0], variant) for variant in responses[1:])]
+    moves = [offset - min(offsets) for offset in offsets]
     if not any(moves):
         return responses
     moved = []
@@ -138,8 +137,9 @@ def _in_place(prompt: int, responses: Sequence[Response]) -> Sequence[Response]:
     return moved
 
 
-def _starts(reference: Response, variant: Response) -> tuple[int, int]:
-    """Return offsets to each side's positions so that both count from the same place.
+def _offset(reference: Response, variant: Response) -> int:
+    """Return how much larger the variant's positions have to be, so that both count from the same
+    place.
 
     A response without a start begins at the other's first generated position. Responses to prompts
     of two lengths, of which only generated rows were sent, meet at the start of generation.
@@ -153,13 +153,10 @@ def _starts(reference: Response, variant: Response) -> tuple[int, int]:
                 "one side sends rows of a prompt only and the other of generated tokens only;"
                 " expected positions that both have.",
             )
-        return (0, start) if reference.start_known else (start, 0)
+        return start if reference.start_known else -start
     if first is None or other_first is None or not reference.start_known:
-        return 0, 0
+        return 0
     of_prompt = reference.rows.positions.min(initial=first) < first
     of_other_prompt = variant.rows.positions.min(initial=other_first) < other_first
-    are_known = None not in (prompt_tokens(reference), prompt_tokens(variant))
-    if of_prompt or of_other_prompt or are_known:
-        return 0, 0
-    later = max(first, other_first)
-    return later - first, later - other_first
+    are_known = None not in map(prompt_tokens, (reference, variant))
+    return 0 if of_prompt or of_other_prompt or are_known else first - other_first

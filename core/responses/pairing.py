@@ -217,10 +217,8 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     # a row's prompt and position in one number
     keys = [side.prompts << 32 | side.rows.positions for side in sides]
     ends = np.array([each.end for each in meetings])
-    sent = np.union1d(*keys)
-    sent = sent[(sent & (_END - 1)) < ends[sent >> 32]]
-    is_sent = [np.isin(sent, of_side) for of_side in keys]
-    shared = sent[is_sent[0] & is_sent[1]]
+    sent = [each[(each & (_END - 1)) < ends[each >> 32]] for each in keys]
+    shared = np.intersect1d(*sent)
     if not len(shared):
         raise DumpError(
             f"'{reference.name}' and '{variant.name}' have no position with equal tokens before it,"
@@ -235,11 +233,11 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     prompts = shared >> 32
     starts_of_prompts = np.array([each.start for each in meetings])
     grids = [find_grid(_best_values(each)) for each in cleaned]
-    counts = [len(sent)]
-    for rows, side in zip(is_sent, sides, strict=True):
+    counts = [len(np.union1d(*sent))]
+    for rows, side in zip(sent, sides, strict=True):
         # a token without a row may have one on the other side
         unsent = sum(int(each.settings.get(UNSENT, "0")) for each in side.responses)
-        counts.append(int(rows.sum()) + unsent)
+        counts.append(len(rows) + unsent)
     return ResponsePair(
         reference.name,
         variant.name,

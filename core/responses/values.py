@@ -4,7 +4,6 @@ Formats as in vllm/entrypoints/pooling (0.32), OpenAI's, Jina's and Cohere's doc
 """
 
 import base64
-import binascii
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -89,7 +88,7 @@ def _row(value: Any, source: str) -> _Values:
             row = np.frombuffer(base64.b64decode(value, validate=True), "<f4")
         else:
             row = np.atleast_1d(np.array(value, np.float64)).astype(np.float32)
-    except (ValueError, TypeError, binascii.Error) as error:
+    except (ValueError, TypeError) as error:
         raise DumpError(f"{source}: a value is not a number ({clean(error, 80)}).") from None
     if row.ndim != 1 or not row.size:
         raise DumpError(f"{source}: a row has the shape {row.shape}; expected [values].")

@@ -30,7 +30,7 @@ from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
 from ..progress import Progress
-from ..runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
+from ..runs.dumps.arrays import FOREIGN, StoredArray, foreign_errors, forget, map_file
 from ..runs.dumps.containers import read_safetensors
 from ..runs.dumps.llamacpp_files import gguf_header
 
@@ -271,18 +271,18 @@ def weight_files(folder: Path) -> list[Path]:
         if (folder / index).is_file():
             try:
                 weight_map = json.loads((folder / index).read_text())["weight_map"]
-                shards = sorted(set(weight_map.values()))
-            except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+                shards = [folder / name for name in sorted(set(weight_map.values()))]
+            except FOREIGN as error:
                 raise CaptureError(
                     f"{folder / index} is no index of weight files; copy the model again.",
                 ) from error
             for shard in shards:
-                if not (folder / shard).is_file():
+                if not shard.is_file():
                     raise CaptureError(
-                        f"{folder} has no '{shard}', which its {index} lists; copy the model"
+                        f"{folder} has no '{shard.name}', which its {index} lists; copy the model"
                         " again.",
                     )
-            return [folder / shard for shard in shards]
+            return shards
     raise CaptureError(
         f"{folder} has no weights; expected model.safetensors or pytorch_model.bin, whole or in"
         " shards.",

@@ -8,9 +8,9 @@ bootstrap draws sequences again.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache, cached_property
+from functools import cached_property
 from operator import methodcaller
 from typing import Any
 
@@ -30,34 +30,6 @@ GEOMETRIC = (0.999, 1.002)
 VETO = 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
-
-
-class TokenPairs:
-    """Log-probabilities of the same tokens on both sides, finite, sequence after sequence. [tokens]
-    each
-    """
-
-    def __init__(self, rollout: NDArray[np.floating], trainer: NDArray[np.floating]) -> None:
-        self.rollout, self.trainer = (np.asarray(side, np.float64) for side in (rollout, trainer))
-        self.r = self.trainer - self.rollout
-
-    @cached_property
-    def ratio(self) -> Floats:
-        """exp(r), r clamped to 20 on either side."""
-        return np.exp(np.clip(self.r, -CLAMP, CLAMP))
-
-    @cached_property
-    def rollout_probability(self) -> Floats:
-        return np.exp(self.rollout)
-
-    @cached_property
-    def trainer_probability(self) -> Floats:
-        return np.exp(self.trainer)
-
-    @cached_property
-    def probability_change(self) -> Floats:
-        """Trainer's probability minus the rollout's."""
-        return self.trainer_probability - self.rollout_probability
 
 
 @dataclass(frozen=True)
@@ -103,55 +75,7 @@ class SampledTokens:
         return replace(self, groups=groups, **values)
 
 
-Quantity = Callable[[TokenPairs], NDArray]
-
-
-def _k3(r: Floats) -> Floats:
-    """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
-    with np.errstate(over="ignore"):
-        return np.expm1(r) - r
-
-
-def _js(t: TokenPairs) -> Floats:
-    """Jensen-Shannon divergence by k3 of either side against their mean."""
-    mixture = np.logaddexp(t.trainer, t.rollout) - np.log(2)
-    return 0.5 * (_k3(t.trainer - mixture) + _k3(t.rollout - mixture))
-
-
-SUMS: dict[str, Quantity] = {
-    "rollout": lambda t: t.rollout,
-    "trainer": lambda t: t.trainer,
-    "r": lambda t: t.r,
-    "-r": lambda t: -t.r,
-    "|r|": lambda t: np.abs(t.r),
-    "exp|r|": lambda t: np.exp(np.abs(t.r)),
-    "ratio": lambda t: t.ratio,
-    "exp r": lambda t: np.exp(np.minimum(t.r, _LARGEST)),
-    "truncated": lambda t: np.minimum(t.ratio, TIS),
-    "k3": lambda t: _k3(t.r),
-    "k3<=10": lambda t: np.minimum(t.ratio - 1 - np.clip(t.r, -CLAMP, CLAMP), 10),
-    "k3 reverse": lambda t: _k3(-t.r),
-    "js": _js,
-    "p rollout": lambda t: t.rollout_probability,
-    "p trainer": lambda t: t.trainer_probability,
-    "dp": lambda t: t.probability_change,
-    "|dp|": lambda t: np.abs(t.probability_change),
-    "above TIS": lambda t: t.ratio > TIS,
-    "below 1/TIS": lambda t: t.ratio < 1 / TIS,
-    "outside IcePop": lambda t: (t.ratio < ICEPOP[0]) | (t.ratio > ICEPOP[1]),
-    "beyond DPPO": lambda t: np.abs(t.probability_change) > DPPO,
-    "below veto": lambda t: t.r < np.log(VETO),
-    "rollout*trainer": lambda t: t.rollout * t.trainer,
-    "p rollout*p trainer": lambda t: t.rollout_probability * t.trainer_probability,
-}
-MAXIMA = ("r", "-r", "|r|", "|dp|", "k3")
-
-
-def _square(quantity: Quantity) -> Quantity:
-    return lambda t: np.square(quantity(t))
-
-
-for _name in (
+_SQUARED = (
     "rollout",
     "trainer",
     "r",
@@ -161,50 +85,125 @@ for _name in (
     "p rollout",
     "p trainer",
     "dp",
-):
-    SUMS[f"{_name}^2"] = _square(SUMS[_name])
+)
+_MAXIMA = ("r", "-r", "|r|", "|dp|", "k3")
+
+
+def _k3(r: Floats) -> Floats:
+    """exp(r) - 1 - r, an estimate of KL(rollout ‖ trainer) that is never negative."""
+    with np.errstate(over="ignore"):
+        return np.expm1(r) - r
+
+
+def _quantities(rollout: Floats, trainer: Floats) -> Iterator[tuple[str, NDArray]]:
+    """Yield what figures are sums of, by its name, one after another: only sums stay in memory.
+    [tokens] each
+    """
+    r = trainer - rollout
+    clamped = np.clip(r, -CLAMP, CLAMP)
+    ratio = np.exp(clamped)
+    p_rollout = np.exp(rollout)
+    p_trainer = np.exp(trainer)
+    change = p_trainer - p_rollout
+    yield "tokens", np.ones(len(r))
+    yield "rollout", rollout
+    yield "trainer", trainer
+    yield "r", r
+    yield "-r", -r
+    yield "|r|", np.abs(r)
+    yield "exp|r|", np.exp(np.abs(r))
+    yield "ratio", ratio
+    yield "exp r", np.exp(np.minimum(r, _LARGEST))
+    yield "truncated", np.minimum(ratio, TIS)
+    yield "chi2", ratio**2 - 1
+    yield "k2", r**2 / 2
+    yield "k3", _k3(r)
+    yield "k3<=10", np.minimum(ratio - 1 - clamped, 10)
+    yield "k3 reverse", _k3(-r)
+    # Jensen-Shannon divergence by k3 of either side against their mean
+    mixture = np.logaddexp(trainer, rollout) - np.log(2)
+    yield "js", 0.5 * (_k3(trainer - mixture) + _k3(rollout - mixture))
+    yield "p rollout", p_rollout
+    yield "p trainer", p_trainer
+    yield "dp", change
+    yield "|dp|", np.abs(change)
+    yield "above TIS", ratio > TIS
+    yield "below 1/TIS", ratio < 1 / TIS
+    yield "outside IcePop", (ratio < ICEPOP[0]) | (ratio > ICEPOP[1])
+    yield "beyond DPPO", np.abs(change) > DPPO
+    yield "below veto", r < np.log(VETO)
+    yield "rollout*trainer", rollout * trainer
+    yield "p rollout*p trainer", p_rollout * p_trainer
 
 
 @dataclass(frozen=True, eq=False)
 class Sequences:
-    """Sums and maxima of the tokens by sequence, computed when they are asked for. Sequences
-    without a token are left out, unless they are added by `with_masked`.
+    """Sums of the tokens by sequence; of one without a token of the loss they are 0, and its maxima
+    are -inf.
 
-    tokens: of each sequence; sums, maxima: of a quantity of SUMS or MAXIMA by its name. [sequences]
-    each
+    sums: of a quantity by its name, of its square as `name^2`; its maximum as `max name`; `tokens`:
+    how many. [sequences] each
     """
 
-    tokens: Integers
-    sums: Callable[[str], Floats]
-    maxima: Callable[[str], NDArray]
+    sums: Mapping[str, Floats]
 
     @classmethod
-    def of(cls, pairs: TokenPairs, lengths: Integers) -> Sequences:
-        """Sequences of `lengths` tokens, one after another."""
+    def of(cls, rollout: Floats, trainer: Floats, lengths: Integers) -> Sequences:
+        """Sequences of `lengths` tokens, one after another, those of 0 left out. rollout, trainer:
+        log-probabilities of the same tokens, finite. [tokens] each
+        """
         lengths = lengths[lengths > 0]
         starts = np.cumsum(lengths) - lengths
-        return cls(
-            lengths,
-            cache(lambda name: np.add.reduceat(SUMS[name](pairs), starts, dtype=np.float64)),
-            cache(lambda name: np.maximum.reduceat(SUMS[name](pairs), starts)),
-        )
+        sums = {}
+        for name, values in _quantities(rollout, trainer):
+            sums[name] = np.add.reduceat(values, starts, dtype=np.float64)
+            if name in _SQUARED:
+                sums[f"{name}^2"] = np.add.reduceat(np.square(values), starts)
+            if name in _MAXIMA:
+                sums[f"max {name}"] = np.maximum.reduceat(values, starts)
+        return cls(sums)
 
     def __len__(self) -> int:
-        return len(self.tokens)
+        return len(self.sums["tokens"])
 
     def means(self, name: str) -> Floats:
         """Return the means of a quantity. [sequences]"""
-        return self.sums(name) / np.maximum(self.tokens, 1)
+        return self.sums[name] / np.maximum(self.sums["tokens"], 1)
 
-    def with_masked(self, count: int) -> Sequences:
-        """Return these and `count` sequences without a token of the loss: all of their sums are
-        0.
-        """
-        return Sequences(
-            np.append(self.tokens, np.zeros(count, np.int64)),
-            cache(lambda name: np.append(self.sums(name), np.zeros(count))),
-            cache(lambda name: np.append(self.maxima(name), np.full(count, -np.inf))),
-        )
+    @cached_property
+    def values(self) -> dict[str, NDArray]:
+        """What figures say of whole sequences, by its name. [sequences] each"""
+        ratio = np.exp(np.clip(self.sums["r"], -CLAMP, CLAMP))
+        geometric = np.exp(np.clip(self.means("r"), -CLAMP, CLAMP))
+        unclamped = np.exp(np.minimum(self.sums["r"], _LARGEST))
+        minus_r = self.means("-r")
+        truncated = self.means("truncated")
+        mean_ratio = self.means("ratio")
+        values = {
+            "ratio": ratio,
+            "chi2": ratio**2 - 1,
+            "geometric ratio": geometric,
+            "geometric chi2": geometric**2 - 1,
+            "outlying": (geometric < GEOMETRIC[0]) | (geometric > GEOMETRIC[1]),
+            "vetoed": self.sums["below veto"] > 0,
+            # TRL's `sequence_mask`
+            "kept ratio": np.where(unclamped > _TRL_CAP, 0.0, unclamped),
+            "sum dp": self.sums["dp"],
+            "mean -r": minus_r,
+            "|mean -r|": np.abs(minus_r),
+            "exp mean -r": np.exp(minus_r),
+            "mean truncated": truncated,
+            "|mean truncated - 1|": np.abs(truncated - 1),
+            "above TIS": mean_ratio > TIS,
+            "below 1/TIS": mean_ratio < 1 / TIS,
+        }
+        for side in ("rollout", "trainer"):
+            log_perplexity = -self.means(side)
+            perplexity = np.exp(log_perplexity)
+            values[f"log ppl {side}"] = log_perplexity
+            values[f"ppl {side}"] = perplexity
+            values[f"trained ppl {side}"] = perplexity * (self.sums["tokens"] > 0)
+        return values
 
 
 class Batch:
@@ -214,73 +213,75 @@ class Batch:
         self.sequences = sequences
         self.weights = np.ones(len(sequences)) if weights is None else weights
         # a draw may hold masked sequences alone
-        self.tokens = float(self.weights @ sequences.tokens) or np.nan
+        self.tokens = self.sum("tokens") or np.nan
 
     def sum(self, name: str) -> float:
         """Return the sum over all tokens."""
-        return float(self.weights @ self.sequences.sums(name))
+        return float(self.weights @ self.sequences.sums[name])
 
     def mean(self, name: str) -> float:
         """Return the mean over all tokens."""
         return self.sum(name) / self.tokens
 
-    def over_sequences(self, values: NDArray) -> float:
-        """Return the mean of a value of each sequence."""
-        return float(self.weights @ values / self.weights.sum())
-
-    def over_trained(self, values: NDArray) -> float:
-        """Return the sum of a value of each sequence with a token of the loss, over the number of
-        all.
-        """
-        return self.over_sequences(values * (self.sequences.tokens > 0))
-
     def mean_of_means(self, name: str) -> float:
         """Return the mean over sequences of the mean over their tokens."""
-        return self.over_sequences(self.sequences.means(name))
+        return self._over_sequences(self.sequences.means(name))
+
+    def mean_of(self, name: str) -> float:
+        """Return the mean of a value of each sequence."""
+        return self._over_sequences(self.sequences.values[name])
+
+    def _over_sequences(self, values: NDArray) -> float:
+        return float(self.weights @ values / self.weights.sum())
+
+    def largest(self, name: str) -> float:
+        """Return the largest value of a sequence, each of which counts once also in a draw."""
+        return float(self.sequences.values[name].max())
+
+    def least(self, name: str) -> float:
+        """Return the least value of a sequence."""
+        return float(self.sequences.values[name].min())
+
+    def deviation_of(self, name: str) -> float:
+        """Return the standard deviation of a value of each sequence, over their number less one."""
+        values = self.sequences.values[name]
+        return float(np.std(values, ddof=1)) if len(values) > 1 else np.nan
 
     def max(self, name: str) -> float:
         """Return the maximum over all tokens, NaN if there is none."""
-        largest = float(self.sequences.maxima(name)[self.weights > 0].max())
+        largest = float(self.sequences.sums[f"max {name}"][self.weights > 0].max())
         return largest if largest > -np.inf else np.nan
+
+    def largest_truncated(self) -> float:
+        """Return the largest ratio, at most 2."""
+        return float(min(np.exp(self.max("r")), TIS))
+
+    def least_truncated(self) -> float:
+        """Return the least ratio, clamped."""
+        return float(min(np.exp(max(-self.max("-r"), -CLAMP)), TIS))
+
+    def _variance(self, name: str, square: str) -> float:
+        # never negative: of equal values the difference of the means rounds to either side of 0
+        return max(self.mean(square) - self.mean(name) ** 2, 0.0)
+
+    def spread(self, name: str) -> float:
+        """Return the standard deviation over all tokens, over their number."""
+        return float(np.sqrt(self._variance(name, f"{name}^2")))
 
     def deviation(self, name: str, square: str) -> float:
         """Return the standard deviation over all tokens, over their number less one."""
-        squares = self.sum(square) - self.sum(name) ** 2 / self.tokens
-        return float(np.sqrt(max(squares, 0.0) / (self.tokens - 1))) if self.tokens > 1 else np.nan
+        squares = self._variance(name, square) * self.tokens
+        return float(np.sqrt(squares / (self.tokens - 1))) if self.tokens > 1 else np.nan
 
     def pearson(self, a: str, b: str) -> float:
         """Return the correlation of two quantities over all tokens."""
-        spreads = [self.mean(f"{name}^2") - self.mean(name) ** 2 for name in (a, b)]
+        spreads = self.spread(a) * self.spread(b)
         product = self.mean(f"{a}*{b}") - self.mean(a) * self.mean(b)
-        return float(product / np.sqrt(spreads[0] * spreads[1])) if min(spreads) > 0 else np.nan
+        return product / spreads if spreads else np.nan
 
     def sample_size(self, name: str) -> float:
         """Return the effective sample size of importance weights as a share of the tokens."""
         return self.sum(name) ** 2 / (self.tokens * self.sum(f"{name}^2"))
-
-    @cached_property
-    def log_ratio(self) -> Floats:
-        """Sum of r of each sequence, clamped to 20 on either side."""
-        return np.clip(self.sequences.sums("r"), -CLAMP, CLAMP)
-
-    @cached_property
-    def geometric_ratio(self) -> Floats:
-        """exp of the mean of r of each sequence."""
-        return np.exp(np.clip(self.sequences.means("r"), -CLAMP, CLAMP))
-
-    @cached_property
-    def kept_ratio(self) -> Floats:
-        """Ratio of each sequence, 0 above 3: TRL's `sequence_mask`."""
-        ratio = np.exp(np.minimum(self.sequences.sums("r"), _LARGEST))
-        return np.where(ratio > _TRL_CAP, 0.0, ratio)
-
-    def perplexity(self, side: str) -> float:
-        """Return the mean over sequences of the perplexity of a sequence."""
-        return self.over_sequences(np.exp(-self.sequences.means(side)))
-
-    def trained_perplexity(self, side: str) -> float:
-        """Return the same, 0 for a sequence without a token of the loss."""
-        return self.over_trained(np.exp(-self.sequences.means(side)))
 
 
 Value = Callable[[Batch], float]
@@ -308,224 +309,160 @@ class Framework:
     counts_masked: bool = False
 
 
-def _of_means(reduce: Callable[[NDArray], float], quantity: str) -> Value:
-    """Return a figure of the means of the sequences, each of which counts once also in a draw."""
-    return lambda b: reduce(b.sequences.means(quantity))
-
-
-# What a figure is if it is more than a method of Batch with the names of quantities.
-_VALUES: dict[str, Value] = {
-    "k2": lambda b: b.mean("r^2") / 2,
-    "chi2": lambda b: b.mean("ratio^2") - 1,
-    "chi2 of sequences": lambda b: b.over_sequences(np.exp(2 * b.log_ratio)) - 1,
-    "chi2 of geometric means": lambda b: b.over_sequences(b.geometric_ratio**2) - 1,
-    "masked chi2": lambda b: b.over_trained(b.sequences.means("ratio^2") - 1),
-    "ratio of sequences": lambda b: b.over_sequences(np.exp(b.log_ratio)),
-    "geometric mean": lambda b: b.over_sequences(b.geometric_ratio),
-    "outside geometric": lambda b: b.over_sequences(
-        (b.geometric_ratio < GEOMETRIC[0]) | (b.geometric_ratio > GEOMETRIC[1]),
-    ),
-    "vetoed": lambda b: b.over_sequences(b.sequences.sums("below veto") > 0),
-    "log perplexity trainer": lambda b: -b.mean_of_means("trainer"),
-    "log perplexity rollout": lambda b: -b.mean_of_means("rollout"),
-    "mean |mean -r|": lambda b: b.over_sequences(np.abs(b.sequences.means("-r"))),
-    "mean exp mean -r": lambda b: b.over_sequences(np.exp(b.sequences.means("-r"))),
-    "largest mean -r": _of_means(np.max, "-r"),
-    "least mean -r": _of_means(np.min, "-r"),
-    "largest truncated": lambda b: min(np.exp(b.max("r")), TIS),
-    "least truncated": lambda b: min(np.exp(max(-b.max("-r"), -CLAMP)), TIS),
-    # never negative: of equal ratios the difference of the means rounds to either side of 0
-    "std truncated": lambda b: np.sqrt(
-        max(b.mean("truncated^2") - b.mean("truncated") ** 2, 0),
-    ),
-    "std of mean truncated": _of_means(
-        lambda means: np.std(means, ddof=1) if len(means) > 1 else np.nan,
-        "truncated",
-    ),
-    "largest mean truncated": _of_means(np.max, "truncated"),
-    "least mean truncated": _of_means(np.min, "truncated"),
-    "farthest mean truncated": _of_means(lambda means: np.abs(means - 1).max(), "truncated"),
-    "means above TIS": lambda b: b.over_sequences(b.sequences.means("ratio") > TIS),
-    "means below 1/TIS": lambda b: b.over_sequences(b.sequences.means("ratio") < 1 / TIS),
-    "least kept ratio": lambda b: b.kept_ratio.min(),
-    "mean kept ratio": lambda b: b.over_sequences(b.kept_ratio),
-    "largest kept ratio": lambda b: b.kept_ratio.max(),
-    "sum of dp": lambda b: b.over_sequences(b.sequences.sums("dp")),
-}
-
-# Figures of a framework: name, value, definition with its unit; in brackets what names begin with.
-# A value is one of _VALUES, or a method of Batch with its quantities.
-_OWN = """
-mean_abs             mean |r|                        mean of |r| over tokens, nats
-max_abs              max |r|                         largest |r|, nats
-k1                   mean -r                         mean of -r, nats
-k2                   k2                              mean of r² / 2, nats
-k3                   mean k3                         mean of exp(r) - 1 - r, nats
-ratio                mean ratio                      mean of exp(r) over tokens
-ratio_sequence       ratio of sequences              mean over sequences of exp(sum of r)
-ratio_geometric      geometric mean                  mean over sequences of exp(mean of r)
-ess  sample_size ratio  effective sample size of exp(r), share of the tokens
-ess_truncated        sample_size truncated           the same of exp(r), at most 2
-chi2                 chi2                            mean of exp(r)² - 1
-chi2_sequence        chi2 of sequences               mean over sequences of exp(sum of r)² - 1
-chi2_geometric       chi2 of geometric means         mean over sequences of exp(mean of r)² - 1
-perplexity_rollout   perplexity rollout              mean over sequences
-perplexity_trainer   perplexity trainer              mean over sequences
-pearson              pearson rollout, trainer        correlation of log-probabilities
-pearson_probability  pearson p rollout, p trainer    correlation of probabilities
-above_tis            mean above TIS                  share of tokens with exp(r) above 2
-outside_icepop       mean outside IcePop             share of tokens with exp(r) outside 0.5 to 5
-beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
-outside_geometric  outside geometric  share of sequences with exp(mean of r) outside 0.999 to 1.002
-vetoed  vetoed  share of sequences with a token whose exp(r) is below 1e-4
-"""
 # of verl, taken over by ms-swift but for k3 and chi2 of sequences
 _OFF_POLICY = """
-kl                mean -r                 mean of -r
+kl                mean -r                  mean of -r
 k3_kl             {k3}
-training_ppl      perplexity trainer      mean over sequences of exp(-mean)
-training_log_ppl  log perplexity trainer  mean of sequence means
-rollout_ppl       perplexity rollout      mean over sequences of exp(-mean)
-rollout_log_ppl   log perplexity rollout  mean of sequence means
-log_ppl_diff      mean_of_means -r        mean of sequence means of -r
-log_ppl_abs_diff  mean |mean -r|          the same, absolute
-log_ppl_diff_max  largest mean -r         largest of them
-log_ppl_diff_min  least mean -r           least of them
-ppl_ratio         mean exp mean -r        mean over sequences of exp(mean of -r)
-chi2_token        chi2                    mean of exp(r)² - 1
+training_ppl      mean_of ppl trainer      mean over sequences of exp(-mean)
+training_log_ppl  mean_of log ppl trainer  mean of sequence means
+rollout_ppl       mean_of ppl rollout      mean over sequences of exp(-mean)
+rollout_log_ppl   mean_of log ppl rollout  mean of sequence means
+log_ppl_diff      mean_of_means -r         mean of sequence means of -r
+log_ppl_abs_diff  mean_of |mean -r|        the same, absolute
+log_ppl_diff_max  largest mean -r          largest of them
+log_ppl_diff_min  least mean -r            least of them
+ppl_ratio         mean_of exp mean -r      mean over sequences of exp(mean of -r)
+chi2_token        mean chi2                mean of exp(r)² - 1
 chi2_seq          {chi2}
 """
 _OF_VERL = _OFF_POLICY.format(
     k3="mean k3  mean of exp(r) - 1 - r",
-    chi2="chi2 of sequences  mean over sequences of exp(sum of r)² - 1",
+    chi2="mean_of chi2  mean over sequences of exp(sum of r)² - 1",
 )
 _OF_SWIFT = _OFF_POLICY.format(
     k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
-    chi2="chi2 of geometric means  mean over sequences of exp(mean of r)² - 1",
+    chi2="mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1",
 )
-_VERL = f"""
+# Figures of each framework, after a line with its name, whether its means over sequences count
+# those without a token of the loss, and the version and files that define them.
+# A row has a figure's name, its value, and its definition with its unit; in brackets is what names
+# begin with. A value is a method of Batch with the names of quantities, or of values of sequences.
+_TABLES = f"""
+= ulpscope
+mean_abs             mean |r|                      mean of |r| over tokens, nats
+max_abs              max |r|                       largest |r|, nats
+k1                   mean -r                       mean of -r, nats
+k2                   mean k2                       mean of r² / 2, nats
+k3                   mean k3                       mean of exp(r) - 1 - r, nats
+ratio                mean ratio                    mean of exp(r) over tokens
+ratio_sequence       mean_of ratio                 mean over sequences of exp(sum of r)
+ratio_geometric      mean_of geometric ratio       mean over sequences of exp(mean of r)
+ess  sample_size ratio  effective sample size of exp(r), share of the tokens
+ess_truncated        sample_size truncated         the same of exp(r), at most 2
+chi2                 mean chi2                     mean of exp(r)² - 1
+chi2_sequence        mean_of chi2                  mean over sequences of exp(sum of r)² - 1
+chi2_geometric       mean_of geometric chi2        mean over sequences of exp(mean of r)² - 1
+perplexity_rollout   mean_of ppl rollout           mean over sequences
+perplexity_trainer   mean_of ppl trainer           mean over sequences
+pearson              pearson rollout, trainer      correlation of log-probabilities
+pearson_probability  pearson p rollout, p trainer  correlation of probabilities
+above_tis            mean above TIS                share of tokens with exp(r) above 2
+outside_icepop       mean outside IcePop           share of tokens with exp(r) outside 0.5 to 5
+beyond_dppo  mean beyond DPPO  share of tokens whose probability moves by over 0.2
+outside_geometric  mean_of outlying  share of sequences with exp(mean of r) outside 0.999 to 1.002
+vetoed  mean_of vetoed  share of sequences with a token whose exp(r) is below 1e-4
+
+= verl, counts masked: 0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py
 [rollout_corr/]
 {_OF_VERL}
 [rollout_corr/rollout_is_]
-mean                 mean truncated           mean of exp(r), at most 2
-max                  largest truncated        largest, at most 2
-min                  least truncated          least, at least exp(-20)
-std                  std truncated            standard deviation over the tokens
-eff_sample_size      sample_size truncated    of exp(r), at most 2; share of the tokens
-ratio_fraction_high  mean above TIS           share of tokens with exp(r) above 2
-ratio_fraction_low   mean below 1/TIS         share of tokens with exp(r) below 0.5
-seq_mean             mean_of_means truncated  mean of sequence means
-seq_std              std of mean truncated    their standard deviation
-seq_max              largest mean truncated   largest of them
-seq_min              least mean truncated     least of them
-seq_max_deviation    farthest mean truncated  largest distance from 1
-seq_fraction_high    means above TIS          share of sequences with a mean of exp(r) above 2
-seq_fraction_low     means below 1/TIS        share of sequences with one below 0.5
+mean                 mean truncated                mean of exp(r), at most 2
+max                  largest_truncated             largest, at most 2
+min                  least_truncated               least, at least exp(-20)
+std                  spread truncated              standard deviation over the tokens
+eff_sample_size      sample_size truncated         of exp(r), at most 2; share of the tokens
+ratio_fraction_high  mean above TIS                share of tokens with exp(r) above 2
+ratio_fraction_low   mean below 1/TIS              share of tokens with exp(r) below 0.5
+seq_mean             mean_of_means truncated       mean of sequence means
+seq_std              deviation_of mean truncated   their standard deviation
+seq_max              largest mean truncated        largest of them
+seq_min              least mean truncated          least of them
+seq_max_deviation    largest |mean truncated - 1|  largest distance from 1
+seq_fraction_high    mean_of above TIS             share of sequences with a mean of exp(r) above 2
+seq_fraction_low     mean_of below 1/TIS           share of sequences with one below 0.5
 [training/rollout_]
 probs_diff_max            max |dp|                      largest change of probability
 probs_diff_mean           mean |dp|                     mean of |change of probability|
 probs_diff_std            deviation |dp|, dp^2          its standard deviation
 actor_probs_pearson_corr  pearson p rollout, p trainer  correlation of probabilities
-"""
-_TRL = """
+
+= trl, counts masked: 1.16.0, trainer/grpo_trainer.py
 [sampling/sampling_logp_difference/]
 mean  mean |r|  mean of |r| over tokens, nats
 max   max |r|   largest |r|, nats
 [sampling/importance_sampling_ratio/]
 min   least kept ratio    min over sequences of exp(sum of r), 0 above 3
-mean  mean kept ratio     mean over sequences of exp(sum of r), 0 above 3
+mean  mean_of kept ratio  mean over sequences of exp(sum of r), 0 above 3
 max   largest kept ratio  max over sequences of exp(sum of r), 0 above 3
-"""
-_MILES = """
+
+= slime, counts masked: 624b824a8, backends/megatron_utils/loss.py, \
+examples/train_infer_mismatch_helper/mis.py
 [train/]
 train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
-"""
-_SLIME = f"""
-{_MILES}
-mis_kl            mean_of_means -r               mean of sequence means of -r, nats
-mis_k3_kl         mean_of_means k3               mean of sequence means of exp(r) - 1 - r, nats
-mis_training_ppl  trained_perplexity trainer  mean over sequences of exp(-mean), 0 if all is masked
-mis_rollout_ppl  trained_perplexity rollout  mean over sequences of exp(-mean), 0 if all is masked
-mis_chi2_token    masked chi2                mean of sequence means of exp(r)² - 1
-"""
-_NEMO = """
+mis_kl            mean_of_means -r             mean of sequence means of -r, nats
+mis_k3_kl         mean_of_means k3             mean of sequence means of exp(r) - 1 - r, nats
+mis_training_ppl  mean_of trained ppl trainer  mean over sequences of exp(-mean), 0 if all is masked
+mis_rollout_ppl   mean_of trained ppl rollout  mean over sequences of exp(-mean), 0 if all is masked
+mis_chi2_token    mean_of_means chi2           mean of sequence means of exp(r)² - 1
+
+= miles, counts masked: 31f1ca961, backends/training_utils/loss_hub/losses.py
+[train/]
+train_rollout_logprob_abs_diff  mean_of_means |r|  mean of sequence means of |r|, nats
+
+= nemo-rl: 7ea279abf, algorithms/loss/loss_functions.py
 token_mult_prob_error      mean exp|r|      mean of exp|r|; alarm at 1.05
 gen_kl_error               mean k3          mean of exp(r) - 1 - r, nats
 policy_kl_error            mean k3 reverse  mean of exp(-r) - 1 + r, nats
 js_divergence_error        mean js          mean of half the k3 of either side to their mean, nats
 sampling_importance_ratio  mean exp r       mean of exp(r)
-"""
-_PRIME = """
+
+= prime-rl: 559b44772, trainer/rl/loss.py
 [mismatch_kl/all/]
 mean  mean k3             mean of exp(r) - 1 - r, nats
 std   deviation k3, k3^2  its standard deviation, nats
 max   max k3              largest, nats
-"""
-_ROLL = """
-[actor/train_infer_]
-ratio_token_mean      mean_of_means ratio  mean of sequence means of exp(r)
-ratio_geometric_mean  geometric mean       mean over sequences of exp(mean of r)
-ratio_sequence_mean   ratio of sequences   mean over sequences of exp(sum of r)
-diff_token_mean       mean_of_means dp     mean of sequence means of the change of probability
-diff_sequence_mean    sum of dp            mean over sequences of its sum
-"""
-_OPENRLHF = """
+
+= openrlhf: 0.11.2, models/loss.py
 vllm_kl  mean -r  mean of -r, nats
-"""
-_AREAL = """
+
+= ms-swift, counts masked: 4.6.0, rlhf_trainers/grpo_trainer.py
+[rollout_correction/]
+{_OF_SWIFT}
+
+= roll: utils/train_infer_corrections.py
+[actor/train_infer_]
+ratio_token_mean      mean_of_means ratio      mean of sequence means of exp(r)
+ratio_geometric_mean  mean_of geometric ratio  mean over sequences of exp(mean of r)
+ratio_sequence_mean   mean_of ratio            mean over sequences of exp(sum of r)
+diff_token_mean       mean_of_means dp         mean of sequence means of the change of probability
+diff_sequence_mean    mean_of sum dp           mean over sequences of its sum
+
+= areal: 1.0.4, utils/functional/functional.py
 behave_imp_weight  mean exp r  mean of exp(r)
 behave_approx_kl   mean r      mean of r, nats
 """
+_MASKED = ", counts masked"
 
 
-def _figures(table: str) -> tuple[Figure, ...]:
+def _framework(table: str) -> Framework:
+    head, *lines = filter(None, table.splitlines())
+    owner, _, source = head.partition(": ")
     prefix = ""
     figures = []
-    for line in filter(None, table.splitlines()):
+    for line in lines:
         if line.startswith("["):
             prefix = line.strip("[]")
             continue
         name, value, definition = re.split(r" {2,}", line)
-        method, _, quantities = value.partition(" ")
-        compute = _VALUES.get(value) or methodcaller(method, *quantities.split(", "))
+        method, _, of = value.partition(" ")
+        compute = methodcaller(method, *filter(None, of.split(", ")))
         unit = "nats" if definition.endswith(", nats") else ""
-        figures.append(
-            Figure(
-                prefix + name,
-                definition.removesuffix(", nats"),
-                compute,
-                unit,
-            )
-        )
-    return tuple(figures)
+        figures.append(Figure(prefix + name, definition.removesuffix(", nats"), compute, unit))
+    name = owner.removesuffix(_MASKED)
+    return Framework(name, source, tuple(figures), counts_masked=owner != name)
 
 
-_VERL_SOURCE = "0.9.1, trainer/ppo/rollout_corr_helper.py, utils/debug/metrics.py"
-_SLIME_SOURCE = (
-    "624b824a8, backends/megatron_utils/loss.py, examples/train_infer_mismatch_helper/mis.py"
-)
-_MILES_SOURCE = "31f1ca961, backends/training_utils/loss_hub/losses.py"
-FRAMEWORKS = {
-    name: Framework(name, source, _figures(table), counts_masked)
-    for name, source, table, counts_masked in (
-        ("ulpscope", "", _OWN, False),
-        ("verl", _VERL_SOURCE, _VERL, True),
-        ("trl", "1.16.0, trainer/grpo_trainer.py", _TRL, True),
-        ("slime", _SLIME_SOURCE, _SLIME, True),
-        ("miles", _MILES_SOURCE, _MILES, True),
-        ("nemo-rl", "7ea279abf, algorithms/loss/loss_functions.py", _NEMO, False),
-        ("prime-rl", "559b44772, trainer/rl/loss.py", _PRIME, False),
-        ("openrlhf", "0.11.2, models/loss.py", _OPENRLHF, False),
-        (
-            "ms-swift",
-            "4.6.0, rlhf_trainers/grpo_trainer.py",
-            f"[rollout_correction/]\n{_OF_SWIFT}",
-            True,
-        ),
-        ("roll", "utils/train_infer_corrections.py", _ROLL, False),
-        ("areal", "1.0.4, utils/functional/functional.py", _AREAL, False),
-    )
-}
+FRAMEWORKS = {each.name: each for each in map(_framework, _TABLES.split("\n= ")[1:])}
 
 
 @dataclass(frozen=True)

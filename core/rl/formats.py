@@ -40,7 +40,7 @@ _MOST_NOTES = 8  # on recorded experts
 _ESCAPED = ".escaped"
 SIDES = ("reference", "variant")
 # a value per token, or null
-_LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
+LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
 # a list after the prompt's, if that has one of its own
 _AFTER_PROMPT = "list_concat(coalesce(try_cast(prompt_token_ids AS INTEGER[]), []), {})"
 # one per sequence, or null
@@ -78,7 +78,7 @@ def _by_name(text: str) -> dict[str, str]:
 def _documented(*sides: str, names: tuple[str, str] = ("rollout", "trainer")) -> Layout:
     """Return the layout of documented columns. sides: those of the rollout and the trainer."""
     lists = dict(zip(SIDES, sides, strict=False))
-    lists |= {name: name for name in ("token_ids", "mask", *_LISTS) if name not in SIDES}
+    lists |= {name: name for name in ("token_ids", "mask", *LISTS) if name not in SIDES}
     facts = {name: "sequence" if name == "name" else name for name in _FACTS}
     types = dict.fromkeys(lists.values(), "DOUBLE[]")
     types |= {facts[name]: kind for name, kind in _FACTS.items()}
@@ -401,7 +401,7 @@ def _trim(database: Database, rows: str, names: Sequence[str], order: str) -> tu
     if dropped:
         notes.append(f"{plural(dropped, 'sequence')} without a token in the loss left out.")
     notes += _impossible(database, rows, names)
-    lists = {name: name for name in ("token_ids", "mask", *_LISTS)}
+    lists = {name: name for name in ("token_ids", "mask", *LISTS)}
     lists |= {side: f"[CASE WHEN v >= {_LOWEST} THEN v END FOR v IN {side}]" for side in SIDES}
     cut = [f"list_slice({each}, first_token, last_token) AS {name}" for name, each in lists.items()]
     facts = [name for name in _FACTS if name != "prompt_token_ids"]
@@ -476,7 +476,7 @@ def _join(database: Database, paths: Sequence[Path]) -> tuple[str, str]:
             f"row {row:,} of {clean(paths[0].name)} and row {other:,} of {clean(paths[1].name)}"
             f" have other `token_ids`{at}; expected values of the same tokens.",
         )
-    more = [name for name in ("mask", *_LISTS, *_FACTS) if name not in SIDES]
+    more = [name for name in ("mask", *LISTS, *_FACTS) if name not in SIDES]
     merged = ", ".join(f"coalesce(a.{name}, b.{name}) AS {name}" for name in more)
     alone = sum(rows) - 2 * shared
     return (
@@ -546,10 +546,10 @@ def _table_of_responses(database: Database, paths: Sequence[Path]) -> str:
 
 
 def _create(database: Database, table: str, source: str, columns: Mapping[str, str]) -> None:
-    own = {name: columns.get(name, "NULL") for name in ("mask", *_LISTS, *_FACTS)}
+    own = {name: columns.get(name, "NULL") for name in ("mask", *LISTS, *_FACTS)}
     values = [
         f"[CASE WHEN isfinite(v) THEN v END FOR v IN {own[name]}::DOUBLE[]]::DOUBLE[] AS {name}"
-        for name in _LISTS
+        for name in LISTS
     ]
     facts = [f"({own[name]})::{kind} AS {name}" for name, kind in _FACTS.items()]
     database.execute(
@@ -574,7 +574,7 @@ def _check(database: Database, table: str, name: str, layout: Layout) -> None:
     }
     for side in SIDES[:1] if layout.is_of_one_side else SIDES:
         wrong[f"expected a list `{layout.own_name(side)}`"] = f"{side} IS NULL"
-    for column in (*_LISTS, "mask"):
+    for column in (*LISTS, "mask"):
         says = f"`{layout.own_name(column)}` and `token_ids` have other lengths"
         wrong[says] = f"len({column}) != len(token_ids)"
     for side in SIDES:

@@ -17,7 +17,7 @@ from numpy.typing import ArrayLike
 from ..errors import UsageError
 from ..numerics.arrays import Array, Floats, Record
 from .causes import explain_tokens
-from .figures import Batch, SampledTokens, Sequences, TokenPairs
+from .figures import CLAMP, SampledTokens
 
 _MOST_EXPLAINED = 1 << 15  # tokens, of whole responses, in which a cause is looked for
 _LEAST_ESS, _MOST_K3 = 0.3, 0.1  # bars of verl's docs
@@ -67,30 +67,10 @@ def check(
     of_loss = np.ones(one.shape, bool) if mask is None else _array(mask) != 0
     if of_loss.shape != one.shape:
         raise UsageError(f"the mask is {list(of_loss.shape)}; expected {list(one.shape)}.")
-    usable = of_loss & np.isfinite(one) & np.isfinite(other)
-    lengths = usable.sum(axis=1)
-    if not lengths.any():
-        raise UsageError("no token of the loss has a log-probability on both sides.")
-    values = [side.ravel() if usable.all() else side[usable] for side in (one, other)]
-    batch = Batch(Sequences.of(TokenPairs(*values), lengths))
-    r = batch.mean("r")
-    ratio = batch.mean("ratio")
-    figures = {
-        "mean_abs": batch.mean("|r|"),
-        "max_abs": batch.max("|r|"),
-        "k1": -r,
-        "k3": ratio - 1 - r,  # of ratios clamped at exp(20); expm1 takes twice the time
-        "ratio": ratio,
-        "ess": batch.sample_size("ratio"),
-        "missing": 1 - float(lengths.sum() / max(1, of_loss.sum())),
-    }
-    rows = max(1, _MOST_EXPLAINED // one.shape[1])
-    some = slice(None, None, -(-len(of_loss) // rows))
-    of_loss = of_loss[some]
     is_hole = np.diff(of_loss.astype(np.int8), axis=1, prepend=of_loss[:, :1]) == -1
 
     def of_tokens(values: ArrayLike) -> Floats:
-        own = _array(values)[some][of_loss].astype(np.float64)
+        own = _array(values)[of_loss].astype(np.float64)
         return np.where(np.isfinite(own), own, np.nan)
 
     tokens = SampledTokens(
@@ -101,6 +81,22 @@ def check(
         turn=np.cumsum(is_hole, axis=1)[of_loss],
         entropy=None if entropy is None else of_tokens(entropy),
     )
+    r = tokens.r[np.isfinite(tokens.r)]
+    if not len(r):
+        raise UsageError("no token of the loss has a log-probability on both sides.")
+    distances = np.abs(r)
+    ratio = np.exp(np.clip(r, -CLAMP, CLAMP))
+    figures = {
+        "mean_abs": float(distances.mean()),
+        "max_abs": float(distances.max()),
+        "k1": -float(r.mean()),
+        "k3": float(ratio.mean() - 1 - r.mean()),  # of clamped ratios; expm1 takes twice the time
+        "ratio": float(ratio.mean()),
+        "ess": float(ratio.sum() ** 2 / (len(r) * (ratio @ ratio))),
+        "missing": 1 - len(r) / len(tokens.r),
+    }
+    rows = max(1, _MOST_EXPLAINED // one.shape[1])
+    tokens = tokens.select(tokens.sequence % -(-len(one) // rows) == 0)
     for cause in explain_tokens(tokens):
         return Check(figures, cause.text, cause.name)
     if figures["ess"] < _LEAST_ESS or figures["k3"] > _MOST_K3:

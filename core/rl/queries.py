@@ -3,8 +3,8 @@ they depend on.
 """
 
 import json
-from collections.abc import Iterator, Mapping
-from itertools import repeat
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -18,15 +18,11 @@ from .figures import (
     DPPO,
     FRAMEWORKS,
     ICEPOP,
-    MAXIMA,
     PERCENTILES,
-    SUMS,
     TIS,
     Batch,
-    Integers,
     SampledTokens,
     Sequences,
-    TokenPairs,
     bar_of,
     intervals,
 )
@@ -39,6 +35,7 @@ HEADLINE = {
     "max_abs": "largest |r|",
 }
 _TOKENS_AT_ONCE = 1 << 20
+_SAMPLED = 1 << 16  # tokens in which causes are looked for
 # bins of a logarithm: values within 0.01 % of each other are together
 _BINS = 10_000
 # what the frameworks' bars cut
@@ -163,18 +160,13 @@ def summaries(run: Figures, masked: int = 0) -> Record:
     JSON; empty if no token has both values. masked: responses without a token of the loss, which
     are not in the run.
     """
-    sequences = _read_sequences(run)
-    if not len(sequences):
+    (trained,) = _counts(run, "SELECT count(*) FROM chosen_token WHERE is_trained")
+    sequences, counted = _read_sequences(run, masked)
+    if not sequences.sums:
         return {}
+    tokens = int(sequences.sums["tokens"].sum())
     percentiles = _percentiles(run)
     groups = {quantity: by_quantity(run, quantity) for quantity in BY}
-    trained, responses = _counts(
-        run,
-        "SELECT count(*), count(DISTINCT prompt) FROM chosen_token WHERE is_trained",
-    )
-    # responses without a value on a side count as masked too
-    masked += responses - len(sequences)
-    tokens = int(sequences.tokens.sum())
     tables = {
         "histogram": run.query(_HISTOGRAM),
         "density": run.query(_DENSITY, max(percentiles[-1], 1e-9)),
@@ -188,11 +180,12 @@ def summaries(run: Figures, masked: int = 0) -> Record:
             "tokens": tokens,
             "sequences": len(sequences),
             "half": _tokens_with_half(run),
-            "masked": masked,
+            # responses without a value on a side count as masked too
+            "masked": len(counted) - len(sequences),
             "missing": trained - tokens,
         },
         "explained": _explained(groups),
-        **_figures(sequences, percentiles, masked),
+        **_figures(sequences, counted, percentiles),
         **{name: records(table) for name, table in tables.items()},
     }
 
@@ -218,41 +211,40 @@ def tokens_of(run: Figures, prompt: int) -> DataFrame:
     )
 
 
-def _read_sequences(run: Figures) -> Sequences:
-    """Sum up the tokens with both values by sequence, about a million tokens at a time."""
-    (most,) = _counts(run, "SELECT count(*) FROM prompt")
-    tokens = np.empty(most, np.int64)
-    stop = 0
-    # filled in place: parts of a million sequences and all of them would be in memory twice
-    sums, maxima = ({name: np.empty(most) for name in names} for names in (SUMS, MAXIMA))
-    for pairs, lengths in _pairs(run):
-        part = Sequences.of(pairs, lengths)
-        start, stop = stop, stop + len(part)
-        place = slice(start, stop)
-        tokens[place] = part.tokens
-        for whole, of_part in ((sums, part.sums), (maxima, part.maxima)):
-            for name, values in whole.items():
-                values[place] = of_part(name)
-    return Sequences(
-        tokens[:stop],
-        lambda name: sums[name][:stop],
-        lambda name: maxima[name][:stop],
-    )
+def _read_sequences(run: Figures, masked: int) -> tuple[Sequences, Sequences]:
+    """Sum up the tokens with both values by sequence, about a million tokens at a time.
 
-
-def _bins(run: Figures, value: str) -> DataFrame:
-    """Return the tokens in bins of a value that is never negative, ascending: tokens, low, high,
-    total.
+    Returns:
+        sequences with such tokens, and these with all others.
     """
-    return run.query(f"""
+    (most,) = _counts(run, "SELECT count(*) FROM prompt")
+    most += masked
+    # filled in place: parts of a million sequences and all of them would be in memory twice
+    sums: dict[str, Floats] = defaultdict(lambda: np.zeros(most))
+    stop = 0
+    for part in _parts(run):
+        start, stop = stop, stop + len(part)
+        for name, values in part.sums.items():
+            sums[name][start:stop] = values
+    for name, values in sums.items():
+        if name.startswith("max "):
+            values[stop:] = -np.inf
+    return Sequences({name: values[:stop] for name, values in sums.items()}), Sequences(sums)
+
+
+def _binned(value: str) -> str:
+    """Return SQL of the tokens in bins of a value that is never negative, ascending: tokens, low,
+    high, total.
+    """
+    return f"""
         SELECT count(*) AS tokens, min(v) AS low, max(v) AS high, sum(v) AS total
         FROM (SELECT {value} AS v FROM {_TOKENS})
-        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low""")
+        GROUP BY round(ln(nullif(greatest(v, 0), 0)) * {_BINS}) ORDER BY low"""
 
 
 def _percentiles(run: Figures) -> Floats:
     """Return PERCENTILES of |r|, exact in bins of up to two tokens."""
-    bins = _bins(run, "size")
+    bins = run.query(_binned("size"))
     tokens = bins["tokens"].to_numpy(np.int64)
     ends = np.cumsum(tokens)
     ranks = np.column_stack([ends - tokens, ends - 1])
@@ -262,24 +254,30 @@ def _percentiles(run: Figures) -> Floats:
 
 def _tokens_with_half(run: Figures) -> int:
     """Return how many tokens carry half of the sum of k3, the largest first."""
-    bins = _bins(run, "kl")[::-1]
-    tokens = bins["tokens"].to_numpy(np.int64)
-    kl = bins["total"].to_numpy(float)
-    carried = np.cumsum(kl)
-    last = int(np.searchsorted(carried, carried[-1] / 2))
-    if not kl[last]:
-        return 1
-    rest = carried[-1] / 2 - (carried[last] - kl[last])
-    return int(tokens[:last].sum()) + max(1, int(np.ceil(rest / kl[last] * tokens[last])))
+    (half,) = _counts(
+        run,
+        f"""
+        SELECT coalesce(
+            counted - tokens
+                + greatest(1, ceil((half - (carried - total)) / nullif(total, 0) * tokens)),
+            1)
+        FROM (
+            SELECT *, sum(total) OVER descending AS carried, sum(tokens) OVER descending AS counted,
+                sum(total) OVER () / 2 AS half
+            FROM ({_binned("kl")}) WINDOW descending AS (ORDER BY low DESC)
+        ) WHERE carried >= half ORDER BY low DESC LIMIT 1""",
+    )
+    return half
 
 
-def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
-    """Yield the tokens of whole sequences in order, with the number of each."""
-    prompts = run.query("SELECT positions FROM prompt ORDER BY prompt")
-    counts = prompts["positions"].to_numpy(np.int64)
-    group = (np.cumsum(counts) - counts) // _TOKENS_AT_ONCE
-    for each in np.unique(group):
-        first, last = np.flatnonzero(group == each)[[0, -1]].tolist()
+def _parts(run: Figures) -> Iterator[Sequences]:
+    """Yield the sums of whole sequences in order."""
+    chunks = run.query(f"""
+        SELECT min(prompt) AS first, max(prompt) AS last FROM (
+            SELECT prompt, (sum(positions) OVER (ORDER BY prompt) - positions)::BIGINT
+                // {_TOKENS_AT_ONCE} AS chunk FROM prompt
+        ) GROUP BY chunk ORDER BY chunk""")
+    for first, last in chunks.itertuples(index=False):
         rows = run.query(
             f"SELECT prompt, reference, variant FROM {_TOKENS} WHERE prompt BETWEEN ? AND ?"
             " ORDER BY prompt, position",
@@ -287,31 +285,28 @@ def _pairs(run: Figures) -> Iterator[tuple[TokenPairs, Integers]]:
             last,
         )
         if len(rows):
-            pairs = TokenPairs(rows["reference"].to_numpy(), rows["variant"].to_numpy())
-            yield pairs, np.bincount(rows["prompt"].to_numpy() - first)
+            sides = rows["reference"].to_numpy(), rows["variant"].to_numpy()
+            yield Sequences.of(*sides, np.bincount(rows["prompt"].to_numpy() - first))
 
 
 def _figures(
     sequences: Sequences,
+    counted: Sequences,
     percentiles: Floats,
-    masked: int,
 ) -> dict[str, list[Record]]:
     """Return the figures of every framework, by the name that they are stored under."""
     rows: dict[str, list[Record]] = {}
-    for counts_masked in (False, True):
-        frameworks = [each for each in FRAMEWORKS.values() if each.counts_masked == counts_masked]
-        counted = sequences.with_masked(masked) if counts_masked else sequences
-        figures = [figure for each in frameworks for figure in each.figures]
-        batch = Batch(counted)
-        bounds: Iterator[tuple[Any, Any]] = repeat((None, None))
-        if len(counted) > 1:
-            # drawn once for all frameworks
-            bounds = iter(intervals(counted, figures))
-        for framework in frameworks:
-            rows[f"figures of {framework.name}"] = [
-                _row(each.name, each.definition, each.unit, each.value(batch), *next(bounds))
-                for each in framework.figures
-            ]
+    for framework in FRAMEWORKS.values():
+        of_all = counted if framework.counts_masked else sequences
+        # its own: values of a million sequences are too many to keep
+        batch = Batch(Sequences(of_all.sums))
+        bounds: Sequence[tuple[Any, Any]] = [(None, None)] * len(framework.figures)
+        if len(batch.sequences) > 1:
+            bounds = intervals(batch.sequences, framework.figures)
+        rows[f"figures of {framework.name}"] = [
+            _row(each.name, each.definition, each.unit, each.value(batch), *bound)
+            for each, bound in zip(framework.figures, bounds, strict=True)
+        ]
     rows["figures of ulpscope"][2:2] = [
         _row(name, f"{name[1:]}th percentile of |r|", "nats", value)
         for name, value in zip(PERCENTILES, percentiles, strict=True)
@@ -381,22 +376,22 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     }
 
 
-def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
-    """Return the tokens of whole sequences, spread evenly over the run, about `most` in all."""
-    (total,) = _counts(run, "SELECT sum(positions) FROM prompt")
-    used = run.query(
-        f"""
-        SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
-            {BY["rank"]} AS rank, {BY["turn"]} AS turn, environment, stop_reason
-        FROM chosen_token {_OF_SEQUENCES} {_STARTS}
-        WHERE is_trained AND prompt % ? = 0 ORDER BY prompt, position""",
-        -(-total // most),
-    )
-    names = ["reference", "variant", "entropy", "version", "step", "rank"]
-    rollout, trainer, entropy, version, step, rank = (
+def sample_tokens(run: Figures) -> SampledTokens:
+    """Return the tokens of whole sequences, spread evenly over the run, about `_SAMPLED` in all."""
+    used = run.query(f"""
+        SELECT *, CASE WHEN count(step) OVER () > 0 THEN step ELSE max(version) OVER () END
+            - version AS lag
+        FROM (
+            SELECT prompt, position, reference, variant, entropy, {_VERSION} AS version, step,
+                {BY["rank"]} AS rank, {BY["turn"]} AS turn,
+                coalesce(environment, '') AS environment, coalesce(stop_reason, '') AS stop_reason
+            FROM chosen_token {_OF_SEQUENCES} {_STARTS} WHERE is_trained
+                AND prompt % (SELECT ceil(sum(positions) / {_SAMPLED})::BIGINT FROM prompt) = 0
+        ) ORDER BY prompt, position""")
+    names = ["reference", "variant", "entropy", "lag", "version", "step", "rank"]
+    rollout, trainer, entropy, lag, version, step, rank = (
         used[name].to_numpy(np.float64) for name in names
     )
-    lag = (step if np.isfinite(step).any() else np.fmax.reduce(version)) - version
     return SampledTokens(
         used["prompt"].to_numpy(),
         used["position"].to_numpy(),
@@ -404,12 +399,12 @@ def sample_tokens(run: Figures, most: int = 1 << 16) -> SampledTokens:
         trainer,
         used["turn"].to_numpy(),
         entropy if np.isfinite(entropy).any() else None,
-        lag if np.isfinite(lag).any() else None,
+        lag,
         {
             "step": step,
             "weight version": version,
             "rank": rank,
-            **{name: used[BY[name]].fillna("").to_numpy(str) for name in _TEXTS},
+            **{name: used[BY[name]].to_numpy(str) for name in _TEXTS},
         },
         (run.header.sides[0].name, run.header.sides[1].name),
     )
@@ -459,11 +454,10 @@ def _explained(groups: Mapping[str, DataFrame]) -> dict[str, float]:
     """
     shares = {}
     for quantity, rows in groups.items():
-        tokens = rows["tokens"].to_numpy(float)
+        tokens = rows["tokens"].to_numpy(np.int64)
         if not 1 < len(rows) < tokens.sum():
             continue
-        mean = (tokens @ rows["mean_abs"]) / tokens.sum()
-        between = tokens @ (rows["mean_abs"] - mean) ** 2
+        between = np.cov(rows["mean_abs"], fweights=tokens, ddof=0) * tokens.sum()
         within = tokens @ rows["variance"]
         chance = (len(rows) - 1) * within / (tokens.sum() - len(rows))
         if between + within > 0:

@@ -22,10 +22,10 @@ from ..runs.new_run import new_run
 from ..runs.store.store import Store
 from ..runs.tables.pairs import insert_evidence, insert_pair
 from ..runs.tables.responses import digest_of, responses_of
-from ..runs.tables.rl import CHOSEN_TOKEN, MISMATCH, SEQUENCE
+from ..runs.tables.rl import MISMATCH, SEQUENCE
 from ..runs.tables.run import VOCABULARY, insert_header, insert_sides
 from .figures import SampledTokens
-from .formats import SIDES, make_plain, read_tokens
+from .formats import LISTS, SIDES, make_plain, read_tokens
 from .queries import sample_tokens, summaries
 
 if TYPE_CHECKING:
@@ -88,13 +88,12 @@ def write_tokens(
         about = name, "", 0, (Prompt(1),), sides, replace(origin, note=left_out)
         header = RunHeader(*about, keep=FIGURES, k=1, holds="logprob")
         insert_header(database, created, header, positions)
-        on_progress(STORING, positions // 6, positions)
-        database.execute(_INSERT_TOKENS)
-        on_progress(STORING, 2 * positions // 6, positions)
-        for side, values in enumerate(SIDES):
-            database.execute(_INSERT_SIDE.format(side=side, values=values))
-            on_progress(STORING, (side + 3) * positions // 6, positions)
-        database.execute(_INSERT_POSITIONS)
+        of_sides = [
+            _INSERT_SIDE.format(side=side, values=values) for side, values in enumerate(SIDES)
+        ]
+        for done, sql in enumerate((_INSERT_TOKENS, *of_sides, _INSERT_POSITIONS), 1):
+            on_progress(STORING, done * positions // 6, positions)
+            database.execute(sql)
         if texts_of is not None:
             ids = database.rows("SELECT DISTINCT token_id FROM chosen_token WHERE token_id >= 0")
             texts = texts_of(sorted(token for (token,) in ids))
@@ -121,13 +120,12 @@ def write_tokens(
     return database.path.stem
 
 
-_LISTS = [name for name, kind in CHOSEN_TOKEN.types.items() if kind == "DOUBLE"]
 _INSERT_TOKENS = f"""
     INSERT INTO sequence BY NAME SELECT prompt, {", ".join(SEQUENCE.names[1:])} FROM arriving;
     INSERT INTO chosen_token BY NAME SELECT prompt, unnest(range(len(token_ids))) AS position,
         unnest(token_ids)::INTEGER AS token_id,
         unnest(coalesce(mask, list_transform(token_ids, lambda t: true))) AS is_trained,
-        {", ".join(f"unnest({name}) AS {name}" for name in _LISTS)} FROM arriving;
+        {", ".join(f"unnest({name}) AS {name}" for name in LISTS)} FROM arriving;
 """
 _INSERT_SIDE = f"""
     INSERT INTO response BY NAME SELECT {{side}} AS side, prompt, '{FORMAT}' AS format,

@@ -284,6 +284,11 @@ INDEX = '{"weight_map": {"x.weight": "model-00001-of-00002.safetensors"}}'
             "has no 'model-00001-of-00002",
         ),
         (
+            "b/model.safetensors.index.json",
+            lambda path: path.write_text('{"weight_map": {"x.weight": 1}}'),
+            "is no index of weight files",
+        ),
+        (
             "b/pytorch_model.bin",
             lambda path: torch.save({"x.weight": WIDE}, path),
             "a pickle, which is never opened",

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from core.rl.figures import FRAMEWORKS, Batch, Sequences, TokenPairs, intervals
+from core.rl.figures import FRAMEWORKS, Batch, Sequences, intervals
 
 EXPECTED = json.loads((Path(__file__).parent / "figures.json").read_text())
 LENGTHS = np.array([40, 400, 64, 48])
@@ -21,7 +21,7 @@ def pairs():
     rollout = -random.gamma(0.6, 0.9, LENGTHS.sum())
     trainer = np.minimum(rollout + random.normal(0, 0.05, LENGTHS.sum()), -1e-6)
     trainer[[3, 130, 470]] = rollout[[3, 130, 470]] + [-1.2, 0.9, -9.5]
-    return TokenPairs(rollout, np.minimum(trainer, -1e-6))
+    return rollout, np.minimum(trainer, -1e-6)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def pairs():
     [(each, name) for each, names in EXPECTED.items() for name in names],
 )
 def test_a_figure_is_its_frameworks(framework, name):
-    batch = Batch(Sequences.of(pairs(), LENGTHS))
+    batch = Batch(Sequences.of(*pairs(), LENGTHS))
     (figure,) = (each for each in FRAMEWORKS[framework].figures if each.name == name)
     rest = 2e-10 if framework == "verl" else 1e-15  # it divides by the number of tokens + 1e-8
     if name == "rollout_corr/rollout_is_eff_sample_size":  # by the mean weight + 1e-8, squared
@@ -47,10 +47,10 @@ def test_every_figure_of_a_framework_is_compared():
 
 
 def test_our_figures_by_their_formulas():
-    tokens = pairs()
-    batch = Batch(Sequences.of(tokens, LENGTHS))
+    rollout, trainer = pairs()
+    batch = Batch(Sequences.of(rollout, trainer, LENGTHS))
     values = {each.name: each.value(batch) for each in FRAMEWORKS["ulpscope"].figures}
-    r = tokens.trainer - tokens.rollout
+    r = trainer - rollout
     ratio = np.exp(r)
     truncated = np.minimum(ratio, 2)
     of_sequence = np.split(r, np.cumsum(LENGTHS)[:-1])
@@ -68,14 +68,14 @@ def test_our_figures_by_their_formulas():
         "ess_truncated": truncated.sum() ** 2 / (len(r) * (truncated**2).sum()),
         "chi2": (ratio**2).mean() - 1,
         "chi2_geometric": (geometric**2).mean() - 1,
-        "pearson": np.corrcoef(tokens.rollout, tokens.trainer)[0, 1],
+        "pearson": np.corrcoef(rollout, trainer)[0, 1],
         "pearson_probability": np.corrcoef(
-            np.exp(tokens.rollout),
-            np.exp(tokens.trainer),
+            np.exp(rollout),
+            np.exp(trainer),
         )[0, 1],
         "above_tis": (ratio > 2).mean(),
         "outside_icepop": ((ratio < 0.5) | (ratio > 5)).mean(),
-        "beyond_dppo": (np.abs(np.exp(tokens.trainer) - np.exp(tokens.rollout)) > 0.2).mean(),
+        "beyond_dppo": (np.abs(np.exp(trainer) - np.exp(rollout)) > 0.2).mean(),
         "vetoed": np.mean([(np.exp(each) < 1e-4).any() for each in of_sequence]),
         "outside_geometric": np.mean((geometric < 0.999) | (geometric > 1.002)),
     }
@@ -89,7 +89,7 @@ def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
     random = np.random.default_rng(0)
     rollout = -random.gamma(2.0, 1.0, 400)
     r = random.normal(0, 0.1, 400)
-    sequences = Sequences.of(TokenPairs(rollout, rollout + r), np.ones(400, int))
+    sequences = Sequences.of(rollout, rollout + r, np.ones(400, int))
     (k1,) = (each for each in FRAMEWORKS["ulpscope"].figures if each.name == "k1")
     low, high = intervals(sequences, [k1], draws=1000)[0]
     half = 1.96 * r.std() / 20
@@ -100,6 +100,6 @@ def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
 def test_trl_drops_sequences_whose_ratio_is_above_3():
     """3 is the default of `vllm_importance_sampling_cap` in TRL's GRPOConfig."""
     rollout = np.full(2, -2.0)
-    tokens = TokenPairs(rollout, rollout + np.log([2.9, 3.1]))
-    kept = Batch(Sequences.of(tokens, np.ones(2, np.int64))).kept_ratio
+    trainer = rollout + np.log([2.9, 3.1])
+    kept = Sequences.of(rollout, trainer, np.ones(2, np.int64)).values["kept ratio"]
     assert kept == pytest.approx([2.9, 0.0])

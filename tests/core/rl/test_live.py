@@ -46,6 +46,17 @@ def test_a_fault_is_named(batch):
     assert check(np.where(np.arange(50) % 3 == 0, 0.0, rollout), trainer).cause == "placeholders"
 
 
+def test_a_sentence_names_the_row_of_the_batch_also_if_it_looks_at_some_rows_alone():
+    """Every second row of a batch of 49,152 tokens is looked at."""
+    random = np.random.default_rng(0)
+    rollout = -random.gamma(0.6, 0.9, (96, 512))
+    trainer = np.minimum(rollout + random.normal(0, 0.002, rollout.shape), -1e-9)
+    trainer[10, 100:105] -= 3
+    result = check(rollout, trainer)
+    assert result.cause == "some tokens"
+    assert "of sequence 10." in result.warning
+
+
 @pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf])
 @pytest.mark.filterwarnings("error")
 def test_values_that_are_not_finite_are_missing_whatever_they_are(value, batch):

@@ -74,6 +74,13 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert [row["value"] for row in again["figures of verl"]] == pytest.approx(values, rel=1e-12)
 
 
+def test_files_without_a_token_that_both_sides_have_are_a_run_without_figures(store, tmp_path):
+    row = {"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [None, None]}
+    (tmp_path / "a.jsonl").write_text(json.dumps(row))
+    with ingested(store, tmp_path / "a.jsonl") as run:
+        assert not run.has_rollouts
+
+
 @pytest.mark.parametrize("size", [1.0, 1e-9])
 def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, store, tmp_path):
     random = np.random.default_rng(5)
