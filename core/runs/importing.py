@@ -8,7 +8,6 @@ are taken as they are.
 import os
 from pathlib import Path
 
-from ..command_name import COMMAND
 from ..errors import StoreError
 from ..progress import Progress, no_progress
 from ..text import clean
@@ -67,11 +66,6 @@ def import_run(
 
     StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
-    if not is_run_file(path):
-        raise StoreError(
-            f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
-            " takes dumps.",
-        )
     # the schema first: what reads a run trusts its tables
     if check_schema(path) == OPS:
         ops_of(path)

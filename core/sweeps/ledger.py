@@ -8,7 +8,6 @@ cache of the figures of each run.
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -60,7 +59,6 @@ FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
 
 T = TypeVar("T")
-_SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
 
 class CellCard(msgspec.Struct, frozen=True):
@@ -224,12 +222,11 @@ class Ledger:
         for path in self.store.directory.glob(f"{PREFIX}cell-*"):
             if (digest := cell_of(path.name.removeprefix(PREFIX))) is None:
                 continue
-            # a BlockingIOError: its writer lives
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
-                    os.close(lock(path / LOCK, wait=False))
-                    continue
-            running.add(digest)
+            try:
+                os.close(lock(path / LOCK, wait=False))
+            # its writer lives
+            except OSError:
+                running.add(digest)
         return running
 
     def cards(self) -> dict[str, CellCard]:
