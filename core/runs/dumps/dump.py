@@ -43,7 +43,7 @@ from .shapes import (
     in_rows,
     shape_of,
 )
-from .source_dtype import DumpSide, check_all, convert, detect, side_of
+from .source_dtype import DumpSide, convert, settle, side_of
 
 CHUNK_BYTES = 32 << 20  # a side
 # all sides; the caller may still hold one chunk while the next is read
@@ -228,13 +228,11 @@ def open_dump(
         is_sorted = containers[0].kind == "safetensors"
         # stable: others stay in file order
         sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
-    target = override or dtype
-    reason = "declared: the dump's own compute_dtype key"
+    target, reason = settle(sides, override or dtype, on_progress)
     if override:
         reason = "override: chosen when opening"
-    check_all(sides, target, on_progress)
-    if target is None:
-        target, reason = detect(sides, on_progress)
+    elif dtype:
+        reason = "declared: the dump's own compute_dtype key"
     prompts = prompts_of(reserved[0], reserved[-1])
     generations: tuple[Generation, ...] = ()
     if has_tokens and not as_exact:
