@@ -52,9 +52,22 @@ _SAFETENSORS = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "BOOL": "?"},
     **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
-# of a table
-_TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
+# other formats by how they begin: what to do about one; the last is a line of a table
+_OTHERS = {
+    rb"\x80": "is a pickle; expected {} of PyTorch 1.6 or later; no code in a file is run",
+    rb"PAR1": (
+        "is a Parquet file; expected {}: np.save('a.npy', pd.read_parquet(...).to_numpy('float32'))"
+    ),
+    rb"ARROW1|FEA1": (
+        "is a Feather file; expected {}: np.save('a.npy', pd.read_feather(...).to_numpy('float32'))"
+    ),
+    rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed; expected {}: unpack it",
+    rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)(\n|\Z)": (
+        "is text; expected {}. If it is CSV: np.save('a.npy', np.loadtxt(..., 'float32',"
+        " delimiter=','))"
+    ),
+}
 _Map = Callable[[], mmap.mmap]  # the mapped file, when elements are first read
 
 
@@ -124,21 +137,9 @@ def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
 
 def _other_format(start: bytes) -> str:
     """Say what a file that begins so is, and what to do."""
-    if start[:1] == b"\x80":
-        return (
-            f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
-        )
-    if start.startswith((b"ARROW1", b"FEA1", b"PAR1")):
-        kind = "parquet" if start[:1] == b"P" else "feather"
-        return (
-            f"is a {kind.title()} file; expected {_EXPECTED}: np.save('a.npy',"
-            f" pd.read_{kind}(...).to_numpy('float32'))"
-        )
-    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return f"is compressed; expected {_EXPECTED}: unpack it"
-    if _TEXT.fullmatch(start.partition(b"\n")[0]):
-        fix = "np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
-        return f"is text; expected {_EXPECTED}. If it is CSV: {fix}"
+    for pattern, words in _OTHERS.items():
+        if re.match(pattern, start):
+            return words.format(_EXPECTED)
     return f"begins with {start[:8]!r}; expected {_EXPECTED}"
 
 

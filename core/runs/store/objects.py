@@ -279,12 +279,12 @@ class Mirror:
             suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
         ):
             runs, remote = self.runs(), self._list().get(INDEX)
-            if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
-                self._bring(INDEX, remote)
+            if remote is None:
+                return {}
+            if self._tags.get(INDEX) != remote["e_tag"]:
                 self._cards = {}
-            if not self._cards and (self.folder / INDEX).exists():
-                index = gzip.decompress((self.folder / INDEX).read_bytes())
-                self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
+                index, self._tags[INDEX] = self._read(self._short, INDEX)
+                self._cards = msgspec.json.decode(gzip.decompress(index), type=dict[str, _Entry])
             cards = {}
             for each, entry in self._cards.items():
                 if each in runs and entry.tag == runs[each]["e_tag"]:
@@ -306,8 +306,7 @@ class Mirror:
                 if each in runs
             }
             index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
-            write_atomic(self.folder / INDEX, index)
-            self.send_small(INDEX)
+            self._ask("write", self._obstore.put, self._short, INDEX, index)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
         """Return an object, or a piece of it, and its tag, both empty if there is none."""
