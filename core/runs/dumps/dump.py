@@ -197,7 +197,7 @@ def open_dump(
         arrays = {name: in_rows(array) for name, array in arrays.items()}
     shape = common_shape(arrays, has_tokens=has_tokens)
     of_steps = [array for array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
-    has_lengths = any("prompt_lengths" in container.arrays for container in containers)
+    has_lengths = any("prompt_lengths" in container.named for container in containers)
     if of_steps and len(shape) == 2 and not has_lengths and has_tokens:
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
             f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps"
@@ -225,7 +225,7 @@ def open_dump(
     # of two files the first is it, under any name
     if reference is not None or len(containers) == 1:
         # safetensors sorts its arrays, so their order says nothing
-        is_sorted = containers[0].kind == "safetensors"
+        is_sorted = containers[0].is_sorted
         # stable: others stay in file order
         sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
     target, reason = settle(sides, override or dtype, on_progress)
@@ -237,7 +237,7 @@ def open_dump(
     generations: tuple[Generation, ...] = ()
     if has_tokens and not as_exact:
         generations = _generations(dump_name, sides, list(arrays), reserved, prompts)
-    if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
+    if exact is None and any(EXACT in each.named for each in containers) and EXACT not in arrays:
         exact = containers[0].path
     dump = Dump(
         sides,

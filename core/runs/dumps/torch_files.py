@@ -19,7 +19,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import FOREIGN, Arrays, StoredArray, check_elements, foreign_errors
+from .arrays import FOREIGN, Contents, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +34,8 @@ _MOST_ITEMS = 1 << 16
 _DEEPEST = 3  # dicts within dicts
 
 
-def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
-    """(arrays by key, texts by key, whether the file is one bare array) of an archive of
-    torch.save.
-    """
+def read(name: str, path: Path) -> Contents:
+    """Arrays and texts of an archive of torch.save."""
     try:
         import torch
     except ImportError:
@@ -75,7 +73,7 @@ def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
             texts[key] = json.dumps(values)
         elif isinstance(item, list | tuple) and (numbers := _whole_numbers(item)) is not None:
             arrays[key] = StoredArray.in_memory(name, key, numbers)
-    return arrays, texts, list(arrays) == [path.stem]
+    return arrays, texts
 
 
 def as_array(tensor: torch.Tensor) -> Array:
