@@ -23,7 +23,7 @@ from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from app.shell.store_cache import version_of
 from core.document.page import html_file
-from core.errors import StoreError
+from core.errors import StoreError, os_errors
 from core.runs.dumps.export import export_npz
 from core.runs.ops_run import KIND as OPS
 from core.runs.reader import RunReader
@@ -110,14 +110,10 @@ def run_npz(request: Request) -> Response:
     target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
     # one at a time: two fill the disk's queue
     with _exporting:
-        try:
+        with os_errors(StoreError, f"{target.parent}: cannot be written to"):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not target.exists():
                 _export(store, path, target)
-        except OSError as failure:
-            raise StoreError(
-                f"{target.parent}: cannot be written to ({failure.strerror}).",
-            ) from failure
         # Used last, so dropped last.
         os.utime(target)
     return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")

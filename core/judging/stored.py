@@ -86,7 +86,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         if tokens.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
         return Explanation(explain_tokens(tokens), says)
-    if run.header.k is not None:
+    if run.header.is_list:
         sides = run.responses()
         both = sides[0], sides[pair + 1]
         return explain_lists(compare_sides(*both), *both)

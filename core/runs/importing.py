@@ -8,7 +8,7 @@ are taken as they are.
 import os
 from pathlib import Path
 
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..progress import Progress, no_progress
 from ..text import clean
 from .dumps.digests import SideDigest
@@ -46,12 +46,9 @@ def is_run_file(path: Path) -> bool:
     # opening a pipe might never return
     if not path.is_file():
         return False
-    try:
-        with path.open("rb") as file:
-            # DuckDB's magic bytes follow a checksum
-            return file.read(12)[8:] == b"DUCK"
-    except OSError as error:
-        raise StoreError(f"{clean(path.name)}: cannot be read ({error.strerror}).") from error
+    with os_errors(StoreError, f"{clean(path.name)}: cannot be read"), path.open("rb") as file:
+        # DuckDB's magic bytes follow a checksum
+        return file.read(12)[8:] == b"DUCK"
 
 
 def import_run(
@@ -124,7 +121,7 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )
-    if header.k is not None:
+    if header.is_list:
         run.check_digests()
     if not run.has_all_logits:
         return

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..text import clean
 from ..verdict import Verdict
 from .file.database import Database
@@ -33,12 +33,9 @@ def changed_copy(
     """
     store.check_space(path.stat().st_size)
     with store.new_file(name, datetime.now(UTC), run_id) as partial:
-        try:
+        what = f"{clean(path.name)}: cannot be copied"
+        with os_errors(StoreError, what, "; nothing was changed"):
             shutil.copyfile(path, partial.path)
-        except OSError as error:
-            raise StoreError(
-                f"{clean(path.name)}: cannot be copied ({error.strerror}); nothing was changed.",
-            ) from error
         with Database.to_change(partial.path) as database:
             yield database
 

@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..disk import lock, write_atomic
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..runs.file.database import Database, each_database
 from ..runs.reports.report_json import plain_number
 from ..runs.store.cards import card_of
@@ -277,14 +277,12 @@ class Ledger:
     def _write(self, name: str, record: Any) -> None:
         """Write a small file; None removes it."""
         path = self.folder / name
-        try:
+        with os_errors(StoreError, f"{self.folder}: cannot be written to"):
             if record is None:
                 path.unlink(missing_ok=True)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, msgspec.json.encode(record))
-        except OSError as error:
-            raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
         if self.store.mirror is not None:
             self.store.mirror.send_small(f"{FOLDER}/{name}")
 

@@ -127,8 +127,6 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
-        if not self._sides:
-            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)
@@ -224,10 +222,8 @@ def open_dump(
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
     # of two files the first is it, under any name
     if reference is not None or len(containers) == 1:
-        # safetensors sorts its arrays, so their order says nothing
-        is_sorted = containers[0].is_sorted
-        # stable: others stay in file order
-        sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
+        # stable: others stay in file order; safetensors sorts its arrays, so theirs says nothing
+        sides.sort(key=lambda side: _rank(side.name, reference, containers[0].is_sorted))
     target, reason = settle(sides, override or dtype, on_progress)
     if override:
         reason = "override: chosen when opening"

@@ -18,7 +18,7 @@ import numpy as np
 from numpy.lib import format as npy_format
 
 from ...disk import writing
-from ...errors import DumpError, StoreError, UsageError
+from ...errors import DumpError, StoreError, UsageError, os_errors
 from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
 from ..file.keep import refusal
@@ -113,14 +113,12 @@ def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         raise StoreError(
             f"{path}: already exists; expected a new file name, or overwrite to replace it.",
         )
-    try:
-        with writing(path, is_new=not overwrite) as file:
-            yield file
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written ({error.strerror or error}); expected a new file in a"
-            " folder with room and permission.",
-        ) from error
+    need = "; expected a new file in a folder with room and permission"
+    with (
+        os_errors(StoreError, f"{path}: cannot be written", need),
+        writing(path, is_new=not overwrite) as file,
+    ):
+        yield file
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: Array) -> None:

@@ -87,8 +87,7 @@ class Database:
         function.
         """
         with _edge(path):
-            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
-            return cls(path, _connect(attach, _LOCKED), is_shared=True)
+            return cls(path, _connect(_attach(path), _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
@@ -108,8 +107,7 @@ class Database:
     def to_change(cls, path: Path) -> Database:
         """Open a file that no other process sees yet for writing, confined like a reader's."""
         with _edge(path):
-            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb)"
-            return cls(path, _connect(attach, _SEARCH, _LOCKED))
+            return cls(path, _connect(_attach(path, "READ_WRITE"), _SEARCH, _LOCKED))
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
         """Return a cursor of a reader, which is a connection of its own with a search path of its
@@ -279,16 +277,16 @@ def quote(text: object) -> str:
     return "'" + str(text).replace("'", "''") + "'"
 
 
-def _regular_file(path: Path) -> Path:
-    """Resolve a run file's path; StoreError unless it is a regular file: opening a pipe might never
-    return.
+def _attach(path: Path, mode: str = "READ_ONLY") -> str:
+    """Return the statement that attaches a run file; StoreError unless it is a regular file:
+    opening a pipe might never return.
     """
     place = path.resolve()
     # DuckDB takes no name that is not UTF-8
     str(place).encode()
     if not stat.S_ISREG(place.stat().st_mode):
         raise StoreError(f"{_name(path)}: not a regular file, so not a run file.")
-    return place
+    return f"ATTACH {quote(place)} AS run_file (TYPE duckdb, {mode})"
 
 
 def each_database(
@@ -310,10 +308,10 @@ def each_database(
         result: Read | StoreError
         try:
             with _edge(path):
-                place = _regular_file(path)
+                attach = _attach(path)
                 # two instances in two threads were no faster: reading holds Python's lock
                 instance = connection = connection or _connect(allowed, _SHUT_IN, few, threads=1)
-                instance.execute(f"ATTACH {quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                instance.execute(attach)
                 database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)

@@ -15,7 +15,7 @@ _BYTES_OF_A_RUN = 400_000
 
 def note_of(header: RunHeader) -> str:
     """Note on what the figures of a run are over; empty if all logits are there."""
-    if header.k is None:
+    if not header.is_list:
         return "Kept: figures only, no logits." if header.keep == FIGURES else ""
     if header.k == 1:
         return "One log-probability per position: figures cover those that both sides have."
@@ -27,7 +27,7 @@ def note_of(header: RunHeader) -> str:
 
 def refusal(header: RunHeader) -> str:
     """Sentence on why the run has no logits."""
-    if header.k is None:
+    if not header.is_list:
         return "this run keeps figures only, no logits; capture it again with --keep all."
     return "this run has log-probabilities of some tokens only."
 

@@ -200,11 +200,11 @@ class RunHeader:
     holds: str = "logit"
 
     def __post_init__(self) -> None:
-        if self.compute_dtype or self.k is None:
+        if self.compute_dtype or not self.is_list:
             format_named(self.compute_dtype)
         if self.keep not in KEEPS:
             raise UsageError(f"--keep '{clean(self.keep, 40)}': expected {', '.join(KEEPS)}.")
-        if self.vocab < 2 and self.k is None and self.has_tokens:
+        if self.vocab < 2 and not self.is_list and self.has_tokens:
             raise UsageError(
                 f"a vocabulary of {self.vocab} cannot have a margin; expected at least two tokens.",
             )
@@ -246,7 +246,7 @@ class RunHeader:
     @property
     def quantity(self) -> str:
         """Values and their unit, for captions: `logits of bfloat16`, `log-probabilities, nats`."""
-        if self.k is not None:
+        if self.is_list:
             return "log-probabilities, nats"
         return f"{self.elements} of {self.compute_dtype}"
 

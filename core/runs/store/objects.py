@@ -32,7 +32,7 @@ import msgspec
 from ...command_name import COMMAND
 from ...configuration import configuration
 from ...disk import WRITING, discard, write_atomic, writing
-from ...errors import ExtraError, StoreError, UsageError
+from ...errors import ExtraError, StoreError, UsageError, os_errors
 from ...packaged_models import cache_folder
 from ...text import clean, slug
 from . import labels
@@ -424,16 +424,13 @@ def mirror_for(url: str) -> Path:
     """Folder of this machine through which the store of a URL is seen, made if there is none."""
     url = url.rstrip("/")
     folder = cache_folder() / "stores" / f"{slug(url)}-{sha256(url.encode()).hexdigest()[:16]}"
-    try:
+    what = f"{folder}: cannot be written to"
+    with os_errors(StoreError, what, "; set ULPSCOPE_CACHE"):
         if not (folder / URL_FILE).exists():
             # connected first: what is no URL of a store gets no folder
             _connect(url, SHORT_SECONDS)
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / URL_FILE, url.encode())
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: cannot be written to ({error.strerror}); set ULPSCOPE_CACHE.",
-        ) from error
     return folder
 
 

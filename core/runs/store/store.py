@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ...configuration import configuration
 from ...disk import place_new, to_disk
-from ...errors import LimitError, StoreError
+from ...errors import LimitError, StoreError, os_errors
 from ...text import clean, slug
 from . import labels
 from .labels import Attached, Labels
@@ -315,7 +315,11 @@ class Store:
         if self.mirror is not None:
             # the store is asked now, before hours of capture
             self.mirror.runs()
-        try:
+        with os_errors(
+            StoreError,
+            f"{self.directory}: cannot be written to",
+            "; set ULPSCOPE_STORE or --store to another directory",
+        ):
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 new_id = run_id or self.new_run_id(name, created)
@@ -323,11 +327,6 @@ class Store:
                     continue
                 if (partial := Partial.make(self.directory, new_id)) is not None:
                     return partial
-        except OSError as error:
-            raise StoreError(
-                f"{self.directory}: cannot be written to ({error.strerror}); set ULPSCOPE_STORE or"
-                " --store to another directory.",
-            ) from error
         what = f"no id is left for a run '{name}'"
         if run_id:
             what = f"run '{run_id}' exists already or is being written"
@@ -342,12 +341,8 @@ class Store:
             return
         place = self.directory.absolute()
         place = next((each for each in (place, *place.parents) if each.exists()), place)
-        try:
+        with os_errors(StoreError, f"{self.directory}: cannot read its free disk space"):
             disk = shutil.disk_usage(place)
-        except OSError as error:
-            raise StoreError(
-                f"{self.directory}: cannot read its free disk space ({error.strerror}).",
-            ) from error
         # /proc has no size; writing there fails by itself
         if disk.total and disk.free - wanted_bytes < margin:
             raise LimitError(
@@ -361,22 +356,19 @@ class Store:
 
     def place(self, path: Path, run_id: str) -> None:
         """Make a finished file visible, once it is on the disk. Never over an existing run."""
-        try:
+        with os_errors(StoreError, f"run '{run_id}' could not be put in place"):
             to_disk(path)
             # a deleted run leaves its place free
             if run_id in self._deletions():
                 self._remove([run_id])
-            if self.mirror is not None:
-                self.mirror.put(path, run_id)
-            else:
-                place_new(path, self._target(run_id))
-                to_disk(self.directory)
-        except FileExistsError:
-            raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-        except OSError as error:
-            raise StoreError(
-                f"run '{run_id}' could not be put in place ({error.strerror}).",
-            ) from error
+            try:
+                if self.mirror is not None:
+                    self.mirror.put(path, run_id)
+                else:
+                    place_new(path, self._target(run_id))
+                    to_disk(self.directory)
+            except FileExistsError:
+                raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
 
     def mark_judged(self, run_id: str, judged_id: str) -> None:
         """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its
