@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ..checks.state import axes_of, axis_texts
 from ..evidence import FAILED, MISSING, ORDER
-from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader, StoredPair
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_positions, over_some, report_of_run
@@ -120,7 +119,7 @@ def print_reports(
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
         print_text(f"bit-identical classes: {groups}")
     if header.is_list:
-        print_note(note_of(header))
+        print_note(header.kept_note)
 
 
 def print_answer(answer: Answer, pair: PairReport | StoredPair, console: Console = out) -> None:

@@ -18,7 +18,6 @@ from ..verdict import Verdict
 from .background import Background
 from .dumps.digests import SideDigest
 from .figures import Figures
-from .file.keep import expected_bytes
 from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
@@ -68,11 +67,9 @@ class RunWriter:
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
-        side_bytes = header.rows * header.vocab * header.format.itemsize
-        raw_bytes = expected_bytes(header.keep, len(header.sides), header.rows, side_bytes)
         is_whole = header.keep == ALL
         # before hours of capture; the reference waits in a file of its own
-        store.check_space(raw_bytes if is_whole else raw_bytes + side_bytes)
+        store.check_space(header.file_bytes + (0 if is_whole else header.side_bytes))
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so
         # that a forward never waits.
@@ -82,7 +79,7 @@ class RunWriter:
         self._parts: dict[tuple, tuple] = {}
         # by pair and pyramid, of a run without logits
         self._cells: dict[tuple[int, str], list[Array]] = {}
-        logits_bytes = raw_bytes if is_whole else 0
+        logits_bytes = header.file_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
             self._database, created = stack.enter_context(run)

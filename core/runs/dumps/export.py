@@ -21,7 +21,6 @@ from ...disk import writing
 from ...errors import DumpError, StoreError, UsageError, os_errors
 from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
-from ..file.keep import refusal
 from ..file.records import RunHeader, SideHeader
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
@@ -56,7 +55,7 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
                 " expected another name.",
             )
     if not run.has_all_logits:
-        raise StoreError(refusal(header))
+        raise StoreError(header.without_logits)
     with (
         exporting(path, overwrite=overwrite) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,

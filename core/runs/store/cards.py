@@ -38,7 +38,7 @@ class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
     nonfinite_mismatch are those of its worst pair.
 
-    keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored;
+    keep: which logits are stored (core.runs.file.records). verdicts: those that are stored;
     pair_verdicts: what is shown for each pair, judged or not (core.runs.queries.verdicts).
     """
 
