@@ -8,7 +8,6 @@ bytes every time.
 
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,6 +21,7 @@ from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from app.shell.store_cache import version_of
+from core.disk import make_room
 from core.document.page import html_file
 from core.errors import StoreError, os_errors
 from core.runs.dumps.export import export_npz
@@ -157,14 +157,7 @@ def _export(store: Store, path: Path, target: Path) -> None:
     with RunReader(path) as run:
         width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
         size = run.header.rows * run.header.vocab * width
-        files = {each: each.stat() for each in target.parent.iterdir()}
-        total = size + sum(status.st_size for status in files.values())
-        for old in sorted(files, key=lambda each: files[each].st_mtime):
-            if total <= MOST_BYTES:
-                break
-            with suppress(OSError):
-                old.unlink()
-            total -= files[old].st_size
+        make_room(target.parent.iterdir(), MOST_BYTES - size)
         store.check_space(size)
         # another process of this server may be faster
         export_npz(run, target, overwrite=True)

@@ -112,12 +112,12 @@ def conditions_of(texts: Sequence[str]) -> list[str]:
     UsageError for an unknown one.
     """
     conditions = list(dict.fromkeys(one.strip() for several in texts for one in several.split(",")))
-    unknown = next((one for one in conditions if one not in CONDITIONS), None)
-    if unknown is not None:
-        raise UsageError(
-            f"--fail-on '{clean(unknown)}' is not a condition of a sweep; expected"
-            f" {series(CONDITIONS)}.",
-        )
+    for one in conditions:
+        if one not in CONDITIONS:
+            raise UsageError(
+                f"--fail-on '{clean(one)}' is not a condition of a sweep; expected"
+                f" {series(CONDITIONS)}.",
+            )
     return conditions
 
 

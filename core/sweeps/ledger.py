@@ -271,7 +271,7 @@ class Ledger:
 
     def _bring(self, folder: str) -> None:
         """Fetch the files of other machines from an object store."""
-        if self.store.mirror is not None:
+        if self.store.mirror:
             self.store.mirror.bring(f"{FOLDER}/{folder}")
 
     def _write(self, name: str, record: Any) -> None:
@@ -283,7 +283,7 @@ class Ledger:
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, msgspec.json.encode(record))
-        if self.store.mirror is not None:
+        if self.store.mirror:
             self.store.mirror.send_small(f"{FOLDER}/{name}")
 
 

@@ -1,18 +1,13 @@
 """Cells of a sweep as a table of two axes, one figure per entry: that of its gravest cell."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..text import number, percent, plural
+from .history import CellChange
 from .ledger import DONE, FAILED, MISSING, RUNNING, SEVERITY
 from .plan import AXES, in_short
-
-if TYPE_CHECKING:
-    from .history import CellChange
 
 FIGURES = {
     "verdict": "verdict",

@@ -6,13 +6,11 @@ with the reserved key `prompt_lengths` (int64, one a prompt). bfloat16 is uint16
 `compute_dtype`, or numpy's 2-byte void if the run's is different.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
@@ -22,12 +20,10 @@ from ...errors import DumpError, StoreError, UsageError, os_errors
 from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
 from ..file.records import RunHeader, SideHeader
+from ..reader import RunReader
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
 from .source_dtype import convert
-
-if TYPE_CHECKING:
-    from ..reader import RunReader
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:

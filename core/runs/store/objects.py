@@ -7,8 +7,6 @@ A run is written here and put whole, fetched once, and listed with cards out of 
 entry counts only for an object of its tag.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
@@ -31,7 +29,7 @@ import msgspec
 
 from ...command_name import COMMAND
 from ...configuration import configuration
-from ...disk import WRITING, discard, write_atomic, writing
+from ...disk import WRITING, discard, make_room, write_atomic, writing
 from ...errors import ExtraError, StoreError, UsageError, os_errors
 from ...packaged_models import cache_folder
 from ...text import clean, slug
@@ -326,19 +324,9 @@ class Mirror:
         for path in self.folder.glob(f"{WRITING}*"):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
-        most = configuration().limits.cache_bytes
-        files = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with suppress(OSError):
-                status = path.stat()
-                files.append((status.st_atime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for used, size, path in sorted(files):
-            if not most or total <= most or time.time() - used < USED_SECONDS:
-                return
-            if path != newest:
-                path.unlink(missing_ok=True)
-                total -= size
+        # the newest is spared
+        if most := configuration().limits.cache_bytes:
+            make_room(self.folder.glob(f"*{SUFFIX}"), most, USED_SECONDS)
 
     def _ask(
         self,

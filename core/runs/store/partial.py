@@ -89,6 +89,5 @@ def sweep(store: Path) -> None:
             if directory.is_symlink() or not directory.is_dir():
                 continue
             # a BlockingIOError: its writer lives
-            descriptor = lock(directory / LOCK, wait=False, mode=0o666)
+            os.close(lock(directory / LOCK, wait=False, mode=0o666))
             shutil.rmtree(directory, ignore_errors=True)
-            os.close(descriptor)

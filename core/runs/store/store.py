@@ -71,7 +71,7 @@ class Store:
     @property
     def address(self) -> str:
         """URL or directory, for sentences."""
-        return str(self.directory) if self.mirror is None else self.mirror.url
+        return self.mirror.url if self.mirror else str(self.directory)
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps
@@ -97,7 +97,7 @@ class Store:
         """
         deleted = self._deletions().keys()
         folders = self.read_only
-        if self.mirror is not None:
+        if self.mirror:
             yield self.directory, self.mirror.runs().keys() - deleted
         else:
             folders = (self.directory, *folders)
@@ -122,13 +122,13 @@ class Store:
             return {}
 
     def _read_labels(self) -> Attached:
-        if self.mirror is not None:
+        if self.mirror:
             self.mirror.bring_labels()
         return labels.read_all(self.directory)
 
     def _change(self, work: Callable[[Connection], Result]) -> Result:
         """Change labels and deletions in one transaction."""
-        if self.mirror is not None:
+        if self.mirror:
             return self.mirror.change(lambda folder: labels.change(folder, work))
         return labels.change(self.directory, work)
 
@@ -136,7 +136,7 @@ class Store:
         """Return (path, time of change or a substitute, size) of every visible run file, to detect
         changes.
         """
-        runs = {} if self.mirror is None else self.mirror.runs()
+        runs = self.mirror.runs() if self.mirror else {}
         stamps = []
         for path in self.paths(of_cells=of_cells):
             remote = runs.get(path.stem) if path.parent == self.directory else None
@@ -167,7 +167,7 @@ class Store:
     def path_of(self, run_id: str) -> Path:
         """Path of a run's file, fetched if need be. A unique beginning of its id will do."""
         path = self.find(run_id)
-        if self.mirror is not None and self.is_writable(path):
+        if self.mirror and self.is_writable(path):
             return self.mirror.fetch(path.stem)
         return path
 
@@ -188,7 +188,7 @@ class Store:
         return close[0]
 
     def _is_there(self, run_id: str) -> bool:
-        if self.mirror is None:
+        if not self.mirror:
             has_file = os.path.lexists(self._target(run_id))
         else:
             has_file = self.mirror.find(run_id) is not None
@@ -211,12 +211,12 @@ class Store:
 
         The path of an object may not exist yet.
         """
-        objects = {} if self.mirror is None else self.mirror.runs()
+        objects = self.mirror.runs() if self.mirror else {}
         runs = []
         for run_id, at in self._deletions().items():
             with suppress(OSError, KeyError):
                 path = self._target(run_id)
-                size = path.lstat().st_size if self.mirror is None else objects[run_id]["size"]
+                size = objects[run_id]["size"] if self.mirror else path.lstat().st_size
                 runs.append(DeletedRun(run_id, path, at, size))
         return sorted(runs, key=lambda run: run.deleted, reverse=True)
 
@@ -256,7 +256,7 @@ class Store:
             sql = "SELECT 1 FROM deleted WHERE run_id = ?"
             gone = [run_id for run_id in run_ids if database.execute(sql, [run_id]).fetchone()]
             for run_id in gone:
-                if self.mirror is None:
+                if not self.mirror:
                     # while no other process can change the table
                     self._target(run_id).unlink(missing_ok=True)
                 database.execute("DELETE FROM deleted WHERE run_id = ?", [run_id])
@@ -264,7 +264,7 @@ class Store:
             return gone
 
         for run_id in self._change(forget):
-            if self.mirror is not None:
+            if self.mirror:
                 self.mirror.remove(run_id)
 
     def labels(self, run_id: str) -> Labels:
@@ -312,7 +312,7 @@ class Store:
                 f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and"
                 " '_'.",
             )
-        if self.mirror is not None:
+        if self.mirror:
             # the store is asked now, before hours of capture
             self.mirror.runs()
         with os_errors(
@@ -362,7 +362,7 @@ class Store:
             if run_id in self._deletions():
                 self._remove([run_id])
             try:
-                if self.mirror is not None:
+                if self.mirror:
                     self.mirror.put(path, run_id)
                 else:
                     place_new(path, self._target(run_id))
