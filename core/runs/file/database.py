@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StoreError, UsageError
+from ...errors import StoreError
 from ...numerics.arrays import Record
 from ...text import clean
 
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 FILE_VERSION = 7  # the only one that is read
 
 _SMALL_RUN = 32 << 20  # bytes of logits
-# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records
-# and arrays.
-DECODING = (
-    UsageError,
-    TypeError,
-    ValueError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    pa.ArrowException,
-)
 _CONFIG: Record = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -198,7 +185,10 @@ class Database:
         """Raise StoreError if rows of the file make no sense."""
         try:
             yield
-        except DECODING as error:
+        except StoreError:
+            raise
+        # odd contents make numpy, pandas and pyarrow raise nearly every kind
+        except Exception as error:
             raise StoreError(
                 f"{self.file}: its {what} is invalid ({error}); the file is damaged.",
             ) from error
@@ -239,23 +229,19 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
-def _foreign() -> tuple[type[Exception], ...]:
-    """Errors of DuckDB, and what its Python side raises at odd text, sizes and results."""
-    import duckdb
-
-    return (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
-
-
 @contextmanager
 def _edge(path: Path) -> Iterator[None]:
     try:
         yield
-    except _foreign() as error:
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
+    # DuckDB has kinds of its own, and raises others at odd text, sizes and results
+    except Exception as error:
         raise StoreError(
             f"{_name(path)}: cannot be read or written as a run file ({_reason(path, error)}).",
         ) from error
-    except OSError as error:
-        raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
 
 
 def _name(path: Path) -> str:
@@ -327,5 +313,5 @@ def each_database(
 
 def _close(connection: duckdb.DuckDBPyConnection | None) -> None:
     if connection is not None:
-        with suppress(*_foreign()):
+        with suppress(Exception):
             connection.close()

@@ -254,5 +254,5 @@ def card_of(database: Database) -> RunCard:
             "kept": keep,
         }
         return msgspec.convert(card, RunCard)
-    except (UsageError, TypeError, ValueError, msgspec.ValidationError) as error:
+    except (UsageError, TypeError, ValueError) as error:
         raise StoreError(f"{path.name}: its provenance is invalid ({error}).") from error

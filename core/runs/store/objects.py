@@ -13,7 +13,6 @@ import random
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -272,23 +271,23 @@ class Mirror:
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
-        with (
-            self._lock,
-            suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
-        ):
+        with self._lock:
             runs, remote = self.runs(), self._list().get(INDEX)
             if remote is None:
                 return {}
             if self._tags.get(INDEX) != remote["e_tag"]:
                 self._cards = {}
                 index, self._tags[INDEX] = self._read(self._short, INDEX)
-                self._cards = msgspec.json.decode(gzip.decompress(index), type=dict[str, _Entry])
+                # it may be damaged, and rests on nothing
+                with suppress(Exception):
+                    self._cards = msgspec.json.decode(
+                        gzip.decompress(index), type=dict[str, _Entry]
+                    )
             cards = {}
             for each, entry in self._cards.items():
                 if each in runs and entry.tag == runs[each]["e_tag"]:
                     cards[each] = entry.card
             return cards
-        return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
         """Put cards that were read from run files into the index.
