@@ -30,10 +30,10 @@ from ..numerics.arrays import Record
 from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.file.records import StoredPair
+from ..runs.new_run import revise
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
-from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
 from ..verdict import UNDECIDED, exit_code
 from .options import (

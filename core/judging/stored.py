@@ -10,8 +10,8 @@ from ..responses.pairing import compare_sides
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
 from ..rl.queries import sample_tokens
 from ..runs.file.records import StoredPair
+from ..runs.new_run import revise
 from ..runs.reader import RunReader
-from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..verdict import FloorRows, Verdict
 from .dump_controls import MakeControls, UploadedControls, judge_upload

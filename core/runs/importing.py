@@ -11,12 +11,12 @@ from pathlib import Path
 from ..errors import StoreError, os_errors
 from ..progress import Progress, no_progress
 from ..text import clean
-from .dumps.digests import SideDigest
+from .dumps.source_dtype import SideDigest
 from .file.database import Database
+from .new_run import changed_copy
 from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
-from .revision import changed_copy
 from .store.store import Store
 from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 

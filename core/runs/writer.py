@@ -16,7 +16,7 @@ from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from ..verdict import Verdict
 from .background import Background
-from .dumps.digests import SideDigest
+from .dumps.source_dtype import SideDigest
 from .figures import Figures
 from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run

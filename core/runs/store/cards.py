@@ -143,10 +143,8 @@ def arrange(
 
 def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards with the names that members gave their runs."""
-    names = {run_id: label.name for run_id, label in labels.items() if label.name}
-    return [
-        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
-    ]
+    none = Labels()
+    return [replace(card, name=labels.get(card.run_id, none).name or card.name) for card in cards]
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
