@@ -65,7 +65,7 @@ async def put_upload(request: Request) -> Response:
     try:
         await _receive(request, upload, part)
         record = upload.record()
-        if record is not None and record.state in (RECEIVED, FAILED) and not is_kept:
+        if record and record.state in (RECEIVED, FAILED) and not is_kept:
             digest = request.headers.get("repr-digest")
             if digest is not None:
                 await to_thread.run_sync(_check_digest, digest, upload, upload.path(record))
@@ -76,7 +76,7 @@ async def put_upload(request: Request) -> Response:
             upload.remove()
         record = upload.record()
         # A sender that is told how much has arrived goes on there.
-        if isinstance(failure, RefusedError) and failure.status == 409 and record is not None:
+        if isinstance(failure, RefusedError) and failure.status == 409 and record:
             return answer({"error": str(failure), **_describe(request, upload, record)}, 409)
         raise
     return await _outcome(request, upload, wait)

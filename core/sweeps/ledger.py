@@ -199,7 +199,7 @@ class Ledger:
                 self._bring("failed")
                 if (self.folder / failure).exists():
                     self._write(failure, None)
-                if outcome.card is not None:
+                if outcome.card:
                     self._write_card(outcome.card)
 
     def run_ids(self) -> set[str]:
@@ -235,7 +235,7 @@ class Ledger:
         if missing := run_ids - self._cards.keys():
             self._bring("cards")
         for run_id in missing:
-            if (card := _read(self.folder / "cards" / f"{run_id}.json", CellCard)) is not None:
+            if card := _read(self.folder / "cards" / f"{run_id}.json", CellCard):
                 self._cards[run_id] = card
         paths = [self.store.path_of(run_id) for run_id in sorted(run_ids - self._cards.keys())]
         for _, read in each_database(paths, read_card):

@@ -83,7 +83,7 @@ class StoredArray:
         for start in range(0, self.size // self.shape[-1] if self.shape else 1, step):
             with foreign_errors(self.label, "an undamaged, complete file"):
                 raw = self.rows(start, start + step)
-                if self.checksum is not None:
+                if self.checksum:
                     checksum = zlib.crc32(raw.reshape(-1).view(np.uint8).data, checksum)
             yield raw[:, : self.columns]
         if checksum != full_checksum:
@@ -119,7 +119,7 @@ def rows_of(view: Callable[[], Array]) -> Rows:
     def read(start: int, stop: int) -> Array:
         values = view()
         forget(values)
-        values = values if values.ndim else values.reshape(1)
+        values = np.atleast_1d(values)
         if values.ndim <= 2 or values.flags.c_contiguous:
             return values.reshape(-1, values.shape[-1])[start:stop]
         # a reshape would copy the whole array

@@ -261,7 +261,7 @@ def _tokens(
     """Return the texts of all tokens, no longer than those of a run may be; empty if there are
     none.
     """
-    if array is not None:
+    if array:
         _check_fits(array, counts)
         texts = _strings(array, TEXT_BYTES)
     else:

@@ -42,8 +42,9 @@ class DumpSide:
     def bits(self, raw: Array) -> Bits:
         """Copy elements as saved to bits of `fmt`. Same shape."""
         size = raw.dtype.itemsize
-        order = ">" if raw.dtype.byteorder == ">" else "<"
-        plain = np.array(raw.view(f"{order}u{size}"), f"<u{size}", order="C")
+        # as saved, byte order included
+        integers = raw.view(f"{raw.dtype.str[0]}u{size}")
+        plain = np.array(integers, f"<u{size}", order="C")
         if not self.is_double:
             return plain
         wide = plain.view(np.float64)

@@ -163,7 +163,7 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     than may be stored.
     """
     current = _read_labels(database).get(run_id, Labels())
-    if base is not None:
+    if base:
         kept = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
         kept += [tag for tag in mine.tags if tag not in base.tags and tag not in kept]
         if current.tags == base.tags:

@@ -175,7 +175,7 @@ class Store:
         """Path of a run's file as `path_of` has it, of objects without fetching it."""
         # a renamed file may have any other
         is_name = run_id and "/" not in run_id and not run_id.startswith(".")
-        if is_name and (path := self._exact(run_id)) is not None:
+        if is_name and (path := self._exact(run_id)):
             return path
         if not is_run_id(run_id):
             raise StoreError(f"'{clean(run_id)}' is not a run id; `list` shows those there are.")
@@ -325,7 +325,7 @@ class Store:
                 new_id = run_id or self.new_run_id(name, created)
                 if self._is_there(new_id):
                     continue
-                if (partial := Partial.make(self.directory, new_id)) is not None:
+                if partial := Partial.make(self.directory, new_id):
                     return partial
         what = f"no id is left for a run '{name}'"
         if run_id:
