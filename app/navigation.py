@@ -200,7 +200,7 @@ CLASSES = Page(
     "classes",
     "Classes",
     "run",
-    absent=lambda run, _: "" if len(run.sides) > 2 and run.header.k is None else "two sides",
+    absent=lambda run, _: "" if len(run.sides) > 2 and not run.header.is_list else "two sides",
 )
 SWEEPS = Page(
     "sweeps",

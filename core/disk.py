@@ -7,7 +7,8 @@ import os
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import BinaryIO
@@ -117,6 +118,23 @@ def discard(path: Path) -> None:
     else:
         with suppress(OSError):
             path.unlink()
+
+
+def make_room(paths: Iterable[Path], most_bytes: int, spared_seconds: float = 0.0) -> None:
+    """Remove the files used longest ago until the others have at most so many bytes together, or
+    were used within `spared_seconds`.
+    """
+    files = []
+    for path in paths:
+        with suppress(OSError):
+            status = path.stat()
+            files.append((status.st_atime, status.st_size, path))
+    total = sum(size for _, size, _ in files)
+    for used, size, path in sorted(files):
+        if total <= most_bytes or time.time() - used < spared_seconds:
+            return
+        discard(path)
+        total -= size
 
 
 def place_new(path: Path, target: Path) -> None:

@@ -1,5 +1,8 @@
 """Errors for users. Each message says where, what arrived, what was expected, what to do."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from .text import clip, legible
 
 # a message may quote a file, so it is clipped at so many characters
@@ -50,3 +53,12 @@ class LimitError(UlpscopeError):
 
 class AccessError(UlpscopeError):
     """An action that the user may not do."""
+
+
+@contextmanager
+def os_errors(kind: type[UlpscopeError], what: str, then: str = "") -> Iterator[None]:
+    """Turn an OSError into one sentence: what cannot be done, the reason, and what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise kind(f"{what} ({error.strerror or error}){then}.") from error

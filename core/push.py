@@ -12,7 +12,7 @@ from typing import Annotated, Literal
 import httpx2 as httpx
 import msgspec
 
-from .errors import UlpscopeError
+from .errors import UlpscopeError, os_errors
 from .progress import Progress
 from .subprocess_json import object_of
 from .text import printable
@@ -78,10 +78,8 @@ def push_file(
 ) -> PushResult:
     """Send a file and wait until it is a run. A stopped push resumes: its id is a digest."""
     headers = {"Authorization": f"Bearer {request.token}"} if request.token else {}
-    try:
+    with os_errors(PushError, f"{request.path.name}: cannot be read"):
         file = request.path.open("rb")
-    except OSError as error:
-        raise PushError(f"{request.path.name}: cannot be read ({error.strerror}).") from error
     timeout = httpx.Timeout(90, connect=15)
     with file, httpx.Client(base_url=request.url, headers=headers, timeout=timeout) as client:
         digest = hashlib.file_digest(file, "sha256")

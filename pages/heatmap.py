@@ -10,7 +10,6 @@ from app.components import tables
 from app.heatmap import canvas
 from app.navigation import HEATMAP
 from app.shell import exports, widgets, wording
-from core.runs.file.keep import refusal
 from core.runs.queries.elements import every_element, with_texts, worst_elements
 from core.runs.queries.flips import SIDES
 from core.runs.queries.heatmap import WHOLE_RUN, element, sentence
@@ -70,7 +69,7 @@ if selected is not None:
     )
 
 if not run.has_all_logits:
-    st.info(f"Single logits cannot be shown: {refusal(header)}")
+    st.info(f"Single logits cannot be shown: {header.without_logits}")
     st.stop()
 title, order = st.columns([3, 1.3], vertical_alignment="bottom")
 title.subheader(

@@ -8,7 +8,6 @@ bytes every time.
 
 import os
 import threading
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -22,8 +21,9 @@ from app.gallery import filters
 from app.page import LONGEST_TEXT
 from app.shell import store_cache, wording
 from app.shell.store_cache import version_of
+from core.disk import make_room
 from core.document.page import html_file
-from core.errors import StoreError
+from core.errors import StoreError, os_errors
 from core.runs.dumps.export import export_npz
 from core.runs.ops_run import KIND as OPS
 from core.runs.reader import RunReader
@@ -110,14 +110,10 @@ def run_npz(request: Request) -> Response:
     target = store.directory / FOLDER / f"{path.stem}-{stamp}.npz"
     # one at a time: two fill the disk's queue
     with _exporting:
-        try:
+        with os_errors(StoreError, f"{target.parent}: cannot be written to"):
             target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             if not target.exists():
                 _export(store, path, target)
-        except OSError as failure:
-            raise StoreError(
-                f"{target.parent}: cannot be written to ({failure.strerror}).",
-            ) from failure
         # Used last, so dropped last.
         os.utime(target)
     return _file_response(target, f"{path.stem}.npz", f"npz-{stamp}", "application/zip")
@@ -161,14 +157,7 @@ def _export(store: Store, path: Path, target: Path) -> None:
     with RunReader(path) as run:
         width = sum(4 if side.source_dtype == "float32" else 2 for side in run.header.sides)
         size = run.header.rows * run.header.vocab * width
-        files = {each: each.stat() for each in target.parent.iterdir()}
-        total = size + sum(status.st_size for status in files.values())
-        for old in sorted(files, key=lambda each: files[each].st_mtime):
-            if total <= MOST_BYTES:
-                break
-            with suppress(OSError):
-                old.unlink()
-            total -= files[old].st_size
+        make_room(target.parent.iterdir(), MOST_BYTES - size)
         store.check_space(size)
         # another process of this server may be faster
         export_npz(run, target, overwrite=True)

@@ -17,7 +17,7 @@ from app.shell import exports, selection, store_cache, widgets
 from core.plots import style
 from core.sweeps.history import CellChange, change_of
 from core.sweeps.ledger import FAILED, RUNNING, StoredPlan
-from core.sweeps.matrix import FIGURES, Matrix, filter_changes, matrix_of, sentence, varying
+from core.sweeps.matrix import FIGURES, Matrix, matrix_of, sentence, varying
 from core.sweeps.plan import AXES, in_short
 from core.text import clean, file_name, number, percent, plural
 from core.verdict import FAILING
@@ -49,7 +49,7 @@ def draw(_: selection.View | None) -> None:
     growth([change for change in shown if change.growth])
     stem = f"{file_name(plan.name)}-matrix"
     exports.download({"cells": partial(export_cells, visible)}, stem, "matrix")
-    if not any(change.state.state == RUNNING for change in changes):
+    if not any(change.state == RUNNING for change in changes):
         return
     began = time.monotonic()
 
@@ -100,12 +100,12 @@ def filters(changes: Sequence[CellChange], axes: tuple[str, str]) -> list[CellCh
                 continue
             words = {ANY: ANY}
             for change in changes:
-                value = change.state.axes[axis]
+                value = change.axes[axis]
                 words[value] = clean(in_short(axis, value), 60) or "-"
             value = _choice(axis, words, f"matrix_of_{axis}")
             if value != ANY:
                 chosen[axis] = value
-    return filter_changes(changes, chosen)
+    return [change for change in changes if chosen.items() <= change.axes.items()]
 
 
 def table(matrix: Matrix, shown: Sequence[CellChange]) -> CellChange | None:
@@ -132,7 +132,7 @@ def table(matrix: Matrix, shown: Sequence[CellChange]) -> CellChange | None:
     # A selection outlives the filters, so its cell may be gone.
     cell = st.session_state.get(_PICKED)
     if cell is not None:
-        return {change.state.cell: change for change in shown}.get(cell)
+        return {change.cell: change for change in shown}.get(cell)
     for row, column in picked["selection"]["cells"]:
         if column in names and row < len(matrix.entries):
             return matrix.entries[row][names.index(column)].change
@@ -148,7 +148,7 @@ def growth_chart(changes: Sequence[CellChange]) -> go.Figure:
     for place, change in enumerate(changes):
         if change.now is None:
             continue
-        axes = change.state.axes.items()
+        axes = change.axes.items()
         values = [in_short(axis, value) for axis, value in axes if value]
         name = style.inert(clean(", ".join(values), 60))
         if change.baseline is not None and change.baseline.growth:
@@ -191,7 +191,7 @@ def growth(changes: Sequence[CellChange]) -> None:
     def pick(key: str) -> None:
         place = plots.clicked_value(key, 0)
         if place is not None and 0 <= place < len(lines):
-            st.session_state[_PICKED] = lines[place].state.cell
+            st.session_state[_PICKED] = lines[place].cell
 
     st.subheader("Growth over layers")
     picture = exports.picture("matrix-growth", ["RMS difference after each block, row ULPs"])
@@ -207,11 +207,11 @@ def growth(changes: Sequence[CellChange]) -> None:
 def cell(change: CellChange) -> None:
     """Draw one cell: its axes, its result, and links to its runs."""
     now = change.now
-    axes = change.state.axes.items()
+    axes = change.axes.items()
     places = [f"{axis} {in_short(axis, value)}" for axis, value in axes if value]
     st.markdown(f"**{widgets.escape(clean(', '.join(places), 300))}**")
-    if change.state.state == FAILED:
-        st.markdown(f"failed: {widgets.escape(change.state.says)}")
+    if change.state == FAILED:
+        st.markdown(f"failed: {widgets.escape(change.says)}")
     if now is None:
         st.markdown("It has no run yet.")
         return

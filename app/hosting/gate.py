@@ -111,10 +111,10 @@ class Gate:
         try:
             member = None if own else self._access.member_of(connection)
             refusal = self._refusal(connection, member, own is not None)
-            if refusal is not None:
+            if refusal:
                 await refusal(scope, receive, sending)
                 return
-            if own is not None:
+            if own:
                 # Without "app": the router would raise what only the application turns into a 404.
                 await own({key: scope[key] for key in scope if key != "app"}, receive, sending)
                 return

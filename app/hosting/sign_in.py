@@ -170,7 +170,7 @@ def routes(access: Access) -> Router:
 
     both = ["GET", "POST"]
     pages = [Route("/sign-in", sign_in, methods=both), Route("/sign-out", sign_out, methods=both)]
-    if provider is not None:
+    if provider:
         pages += [Route("/sign-in/oidc", leave), Route("/sign-in/callback", come_back)]
     return Router(pages, redirect_slashes=False)
 

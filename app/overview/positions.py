@@ -61,7 +61,7 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
         sentences.append("Gray: the noise floor, with which the RMS difference is compared.")
     elif checks and drawn["ratio"].notna().any():
         sentences.append(f"The noise floor was measured in {floor_dtype}; see its check below.")
-    elif header.k is not None:
+    elif header.is_list:
         sentences.append("Lists of tokens have no noise floor by position.")
     else:
         sentences.append("No noise floor was measured for this pair.")

@@ -52,7 +52,7 @@ class View:
     @property
     def is_list(self) -> bool:
         """Whether servers sent top tokens, so that the run has no whole rows."""
-        return self.header.k is not None
+        return self.header.is_list
 
     # computing it takes 8 ms, and a page asks for it five times
     @cached_property

@@ -18,7 +18,6 @@ from app.page import Page
 from app.shell import address, selection, store_cache, wording
 from core.errors import UlpscopeError
 from core.packaged_models import EXAMPLE
-from core.runs.file.keep import note_of, refusal
 from core.runs.file.records import Provenance
 from core.runs.reader import RunReader
 from core.runs.requests import caveat, command_with
@@ -113,12 +112,12 @@ def head(page: Page, *, needs_rows: bool = False) -> selection.View:
     elif is_of_tokens and not header.has_tokens:
         lack = f"{page.title} need logits; this run holds other values."
     elif view.is_list and needs_rows:
-        lack = f"{page.title} needs whole rows of logits: {refusal(header)}"
+        lack = f"{page.title} needs whole rows of logits: {header.without_logits}"
     if lack:
         st.info(lack)
         st.stop()
     if not view.run.has_all_logits:
-        st.caption(note_of(header))
+        st.caption(header.kept_note)
     return view
 
 
@@ -286,7 +285,7 @@ def causes(view: selection.View) -> None:
             st.markdown(f"A run of {header.rows:,} positions is too long to look for causes.")
             return
         if not view.run.has_all_logits and not view.is_list:
-            st.markdown(f"Causes are fitted to logits: {refusal(header)}")
+            st.markdown(f"Causes are fitted to logits: {header.without_logits}")
             return
         with st.spinner("Fitting common causes to half of the positions"):
             # It takes half a second to import, which no other part of a page needs.

@@ -55,21 +55,21 @@ def start_import(
     be imported again after a failure.
     """
     values = check_options(options)
-    if exact is not None:
+    if exact:
         uploads = [*uploads, exact]
     with ExitStack() as stack:
         records, paths = [], []
         for upload in uploads:
             stack.enter_context(upload.hold())
             record = upload.record(is_held=True)
-            if record is None or record.state not in (RECEIVED, FAILED):
+            if not record or record.state not in (RECEIVED, FAILED):
                 raise UsageError(
                     f"upload '{clean(upload.upload_id)}' is not a whole file that waits to be"
                     " imported.",
                 )
             records.append(record)
             paths.append(upload.path(record).absolute())
-        if exact is not None:
+        if exact:
             values["exact"] = str(paths.pop())
         is_run = any(is_run_file(path) for path in paths)
         if is_run and (len(paths) > 1 or set(values) - {"name"}):
@@ -91,7 +91,7 @@ def start_import(
             for upload in uploads:
                 record = upload.read()
                 # the upload may have been removed meanwhile
-                if record is not None and record.run_id == run_id:
+                if record and record.run_id == run_id:
                     upload.write(replace(record, state=state, message=message))
                     if state == DONE:
                         upload.path(record).unlink(missing_ok=True)

@@ -17,8 +17,7 @@ from msgspec.structs import replace
 from starlette.requests import Request
 from starlette.responses import Response
 
-from app.api import responses
-from app.api.responses import RefusedError, answer, refuse_unknown, route
+from app.api.responses import RefusedError, answer, flag, page_url, refuse_unknown, route, whole
 from app.hosting.members import member_of
 from app.shell import store_changes
 from app.shell.jobs import Job
@@ -54,8 +53,8 @@ class Part(NamedTuple):
 async def put_upload(request: Request) -> Response:
     """Receive a file or a part of it. Once all of it is there, import it, unless `?keep=1`."""
     refuse_unknown(request, "file", "keep", "wait", *OPTIONS)
-    wait = responses.whole(request, "wait", 0, _LONGEST_WAIT)
-    is_kept = responses.flag(request, "keep")
+    wait = whole(request, "wait", 0, _LONGEST_WAIT)
+    is_kept = flag(request, "keep")
     name, part = request.path_params["upload"], _part(request)
     # The upload's id is the run's name unless `?name=` is set.
     given = {key: request.query_params.get(key) for key in OPTIONS}
@@ -66,7 +65,7 @@ async def put_upload(request: Request) -> Response:
     try:
         await _receive(request, upload, part)
         record = upload.record()
-        if record is not None and record.state in (RECEIVED, FAILED) and not is_kept:
+        if record and record.state in (RECEIVED, FAILED) and not is_kept:
             digest = request.headers.get("repr-digest")
             if digest is not None:
                 await to_thread.run_sync(_check_digest, digest, upload, upload.path(record))
@@ -77,7 +76,7 @@ async def put_upload(request: Request) -> Response:
             upload.remove()
         record = upload.record()
         # A sender that is told how much has arrived goes on there.
-        if isinstance(failure, RefusedError) and failure.status == 409 and record is not None:
+        if isinstance(failure, RefusedError) and failure.status == 409 and record:
             return answer({"error": str(failure), **_describe(request, upload, record)}, 409)
         raise
     return await _outcome(request, upload, wait)
@@ -89,7 +88,7 @@ async def get_upload(request: Request) -> Response:
     """
     refuse_unknown(request, "wait")
     upload = Upload(open_store(), request.path_params["upload"])
-    outcome = await _outcome(request, upload, responses.whole(request, "wait", 0, _LONGEST_WAIT))
+    outcome = await _outcome(request, upload, whole(request, "wait", 0, _LONGEST_WAIT))
     outcome.status_code = 200
     return outcome
 
@@ -279,7 +278,7 @@ def _describe(request: Request, upload: Upload, record: Record) -> dict[str, Any
         "state": record.state,
         "name": record.run,
         "run_id": record.run_id,
-        "url": responses.page_url(request, record.run_id) if record.run_id else "",
+        "url": page_url(request, record.run_id) if record.run_id else "",
         "stage": job.stage or job.state if job else "",
         "rows_done": job.rows_done if job else 0,
         "rows_total": job.rows_total if job else 0,

@@ -55,18 +55,19 @@ class Upload:
         is_held: the caller holds the lock, so no import runs.
         """
         record = self.read()
-        if record is not None and record.state == IMPORTING and not is_held:
-            try:
-                with self.hold():
-                    return self.record(is_held=True)
-            except RefusedError:
-                return record
-        if record is not None and record.state == IMPORTING:
+        if record is None:
+            return None
+        if record.state == IMPORTING:
+            if not is_held:
+                try:
+                    with self.hold():
+                        return self.record(is_held=True)
+                except RefusedError:
+                    return record
             record = replace(record, state=RECEIVING, run_id="")
-        if record is not None and record.state == RECEIVING:
+        if record.state == RECEIVING and self.received_bytes() == record.total:
             # No counter can disagree with the size of the file.
-            is_whole = self.received_bytes() == record.total
-            record = replace(record, state=RECEIVED if is_whole else RECEIVING)
+            record = replace(record, state=RECEIVED)
         return record
 
     def read(self) -> Record | None:

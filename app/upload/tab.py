@@ -203,7 +203,7 @@ def draw(_: selection.View | None) -> None:
     for upload_id in draw_panel(str([(job.number, job.is_over) for job in current])):
         upload = Upload(store_cache.store(), upload_id)
         record = upload.record()
-        if record is not None and record.state in (RECEIVED, FAILED):
+        if record and record.state in (RECEIVED, FAILED):
             path = upload.path(record)
             files.append(Arrived(upload, path, *_headers(path, path.stat().st_mtime_ns)))
     # Each in a place of its own: a click on a part that has moved meanwhile, as the list does when

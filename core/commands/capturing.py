@@ -20,6 +20,8 @@ from ..prompt_files import prompts_of
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import report_of_run
 from ..runs.store.store import Store, open_store
+from ..runs.tables.kernels import insert_kernels
+from ..runs.tables.mitigations import insert_mitigations
 from ..runs.writer import RunWriter
 from ..text import number
 from .options import (
@@ -347,7 +349,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
             try:
                 # the table of kernels has rows of prompt 0 alone
                 rows = kernels_of(loaded, path, token_ids[0], side, seed=request.seed)
-                writer.write_kernels(rows)
+                writer.put(insert_kernels, rows)
             except UlpscopeError as error:
                 failures.append(f"The kernels of '{header.name}' were not recorded: {error}")
     if request.mitigations:
@@ -368,7 +370,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
                         floor_rms=floor,
                         on_progress=_with_prefix(say, f"mitigations of {header.name}"),
                     )
-                writer.write_mitigations(pair, rows_of[variant])
+                writer.put(insert_mitigations, pair, rows_of[variant])
             except UlpscopeError as error:
                 failures.append(f"Mitigations of '{header.name}' were not tried: {error}")
     if not request.judge:

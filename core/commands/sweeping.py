@@ -238,7 +238,7 @@ def _print_changes(plan: SweepPlan, changes: Sequence[CellChange]) -> None:
     for change in changes:
         cell = change.as_json()
         rows.append({axis: clean(in_short(axis, cell["axes"][axis])) for axis in axes} | cell)
-    states = Counter(change.state.state for change in changes)
+    states = Counter(change.state for change in changes)
     states["changed"] = sum(bool(change.what) for change in changes)
     counts = [f"{count:,} {state}" for state, count in states.items() if count]
     print_records(

@@ -13,7 +13,6 @@ from rich.text import Text
 
 from ..checks.state import axes_of, axis_texts
 from ..evidence import FAILED, MISSING, ORDER
-from ..runs.file.keep import note_of
 from ..runs.file.records import RunHeader, StoredPair
 from ..runs.queries.verdicts import Answer, ulp_percentile
 from ..runs.reports.report_json import PairReport, over_positions, over_some, report_of_run
@@ -43,7 +42,7 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     )
     size = f"{header.size}, ULPs of {header.compute_dtype}"
     of_lists = f"{plural(pairs[0].positions, 'position')}, {header.quantity}"
-    title = f"{pairs[0].reference} vs …   {size if header.k is None else of_lists}"
+    title = f"{pairs[0].reference} vs …   {size if not header.is_list else of_lists}"
     figures = list(zip(*map(_figures, pairs), strict=True))
     if not header.has_tokens:
         columns, figures = columns[:-_COLUMNS_OF_TOKENS], figures[:-_COLUMNS_OF_TOKENS]
@@ -51,7 +50,7 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
     lines: list[Sequence[str]] = []
     for pair, of_pair in zip(pairs, texts, strict=True):
         s, rows = pair.summary, header.rows
-        elements = rows * header.vocab if header.k is None else s.finite
+        elements = rows * header.vocab if not header.is_list else s.finite
         differ = "bit-identical" if s.bit_identical else out_of(s.neq, elements)
         unknown = "" if pair.is_list else "undefined"
         lines.append((pair.variant, differ, *(text or unknown for text in of_pair)))
@@ -61,7 +60,7 @@ def pair_table(pairs: Sequence[PairReport], header: RunHeader) -> Table:
             notes.append(f"{count}: NaN or infinity on one side only")
         if scope := over_some(s.finite, elements, header.elements):
             notes.append(f"differences are {scope}, those finite on both sides")
-        if header.k is None and header.has_tokens and (scope := over_positions(s, rows)):
+        if not header.is_list and header.has_tokens and (scope := over_positions(s, rows)):
             notes.append(f"mean KL is {scope}")
         lines += [("", note) for note in notes]
     return table_of(columns, lines, title=title, text=("variant",))
@@ -119,8 +118,8 @@ def print_reports(
     if len(pairs) > 1:
         groups = "   ".join("{" + ", ".join(group) + "}" for group in classes)
         print_text(f"bit-identical classes: {groups}")
-    if header.k is not None:
-        print_note(note_of(header))
+    if header.is_list:
+        print_note(header.kept_note)
 
 
 def print_answer(answer: Answer, pair: PairReport | StoredPair, console: Console = out) -> None:

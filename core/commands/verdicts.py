@@ -30,10 +30,10 @@ from ..numerics.arrays import Record
 from ..progress import Progress
 from ..responses.pairing import compare_sides
 from ..runs.file.records import StoredPair
+from ..runs.new_run import revise
 from ..runs.queries.verdicts import answer_of, next_command
 from ..runs.reader import RunReader
 from ..runs.reports.report_json import plain_number
-from ..runs.revision import revise
 from ..runs.store.store import Store, open_store
 from ..verdict import UNDECIDED, exit_code
 from .options import (
@@ -113,7 +113,7 @@ def verdict(
     if declare and not model:
         raise UsageError("--declare needs --model, which tries the precision.")
     with RunReader(path) as run:
-        is_list = run.header.k is not None
+        is_list = run.header.is_list
         if is_list and (dumps or mixture_of_experts or declare):
             raise UsageError(
                 "--rerun, --neighbors, --float32, --exact, --floor and --declare are for dumps of"
@@ -369,7 +369,7 @@ def explanations_of(
     """Return the causes of every pair, or of one. loads: of the checkpoints that score tokens."""
     tokens = [prompt.token_ids for prompt in run.header.prompts]
     is_rollout = run.has_rollouts
-    lists = () if run.header.k is None or is_rollout else run.responses()
+    lists = () if not run.header.is_list or is_rollout else run.responses()
     loaded = None
     if loads and is_rollout:
         pair = run.pairs[0]

@@ -10,7 +10,6 @@ from pathlib import Path
 from ..checks.state import axes_of, axis_texts, scale_of
 from ..command_name import UNSTORED
 from ..markup import HEAT, Markup, element, facts, fold, inline, join, table
-from ..runs.file.keep import note_of
 from ..runs.file.records import StoredPair
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader
@@ -98,7 +97,7 @@ def _head(run: RunReader, answers: Sequence[tuple[StoredPair, Answer]]) -> Marku
     line = [origin(run)["model"], header.compute_dtype, header.provenance.device]
     if run.run_id != UNSTORED:
         line += f"{run.created:%Y-%m-%d}", run.run_id
-    note = note_of(header)
+    note = header.kept_note
     parts = [
         element("h1", header.name),
         element("p", " · ".join(filter(None, line)), class_="note"),

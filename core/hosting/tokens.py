@@ -11,7 +11,7 @@ from pathlib import Path
 import msgspec
 
 from ..disk import hold, write_atomic
-from ..errors import ConfigurationError, UsageError
+from ..errors import ConfigurationError, UsageError, os_errors
 from ..text import clean
 
 FOLDER = ".hosting"
@@ -93,10 +93,8 @@ def cookie_key(store: Path) -> str:
 
 def _folder(store: Path) -> Path:
     folder = store / FOLDER
-    try:
+    with os_errors(ConfigurationError, f"{folder}: cannot be made"):
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"{folder}: cannot be made ({error.strerror}).") from None
     return folder
 
 

@@ -10,8 +10,8 @@ from ..responses.pairing import compare_sides
 from ..rl.causes import NO_TEMPERATURE, explain_tokens
 from ..rl.queries import sample_tokens
 from ..runs.file.records import StoredPair
+from ..runs.new_run import revise
 from ..runs.reader import RunReader
-from ..runs.revision import revise
 from ..runs.store.store import Store
 from ..verdict import FloorRows, Verdict
 from .dump_controls import MakeControls, UploadedControls, judge_upload
@@ -86,7 +86,7 @@ def explain_pair(run: RunReader, pair: int) -> Explanation:
         if tokens.entropy is None:
             says = f"{says} {NO_TEMPERATURE}"
         return Explanation(explain_tokens(tokens), says)
-    if run.header.k is not None:
+    if run.header.is_list:
         sides = run.responses()
         both = sides[0], sides[pair + 1]
         return explain_lists(compare_sides(*both), *both)

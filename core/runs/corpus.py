@@ -91,8 +91,7 @@ def score_pair(run: Measured, pair: int) -> ScoredTokens:
     """
     header = run.header
     if (
-        header.k is not None
-        or not header.has_tokens
+        not header.has_tokens
         or not run.has_all_logits
         or not all(prompt.token_ids for prompt in header.prompts)
     ):

@@ -13,7 +13,6 @@ from ..numerics.arrays import Array, Bits, DataFrame, Floats, Ints, Span
 from ..numerics.metrics import OF_TOKENS
 from ..numerics.sizes import TOP_K
 from .file.database import Database
-from .file.keep import refusal
 from .file.records import RunHeader
 from .file.table import nullable
 from .measured import Measured
@@ -151,7 +150,7 @@ class Figures(Measured):
 
     def _check_kept(self) -> None:
         if not self.has_all_logits:
-            raise StoreError(refusal(self.header))
+            raise StoreError(self.header.without_logits)
 
     def read_rows(self, side: int, start: int, stop: int) -> Bits:
         """Read whole rows of tiles."""

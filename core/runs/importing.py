@@ -8,16 +8,15 @@ are taken as they are.
 import os
 from pathlib import Path
 
-from ..command_name import COMMAND
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..progress import Progress, no_progress
 from ..text import clean
-from .dumps.digests import SideDigest
+from .dumps.source_dtype import SideDigest
 from .file.database import Database
+from .new_run import changed_copy
 from .ops_run import KIND as OPS
 from .ops_run import ops_of
 from .reader import RunReader
-from .revision import changed_copy
 from .store.store import Store
 from .tables.schema import TABLES, check_rows, check_tables, stored_columns
 
@@ -47,12 +46,9 @@ def is_run_file(path: Path) -> bool:
     # opening a pipe might never return
     if not path.is_file():
         return False
-    try:
-        with path.open("rb") as file:
-            # DuckDB's magic bytes follow a checksum
-            return file.read(12)[8:] == b"DUCK"
-    except OSError as error:
-        raise StoreError(f"{clean(path.name)}: cannot be read ({error.strerror}).") from error
+    with os_errors(StoreError, f"{clean(path.name)}: cannot be read"), path.open("rb") as file:
+        # DuckDB's magic bytes follow a checksum
+        return file.read(12)[8:] == b"DUCK"
 
 
 def import_run(
@@ -67,11 +63,6 @@ def import_run(
 
     StoreError, and nothing is stored, if its schema is not ours or a digest does not hold.
     """
-    if not is_run_file(path):
-        raise StoreError(
-            f"{clean(path.name)}: is not a DuckDB file; expected a run file. `{COMMAND} ingest`"
-            " takes dumps.",
-        )
     # the schema first: what reads a run trusts its tables
     if check_schema(path) == OPS:
         ops_of(path)
@@ -130,7 +121,7 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         raise StoreError(
             f"{run.path.name}: its sides and pairs do not fit each other; the file is damaged.",
         )
-    if header.k is not None:
+    if header.is_list:
         run.check_digests()
     if not run.has_all_logits:
         return

@@ -1,12 +1,23 @@
-"""A new run: its file is written aside and appears in the store when it is whole."""
+"""New runs, whose files are written aside and appear in the store when they are whole: from the
+start, or a stored run once more with another name or verdict, for runs never change.
+"""
 
-from collections.abc import Iterator
+import shutil
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
+from pathlib import Path
 
+import numpy as np
+
+from ..errors import StoreError, os_errors
+from ..text import clean
+from ..verdict import Verdict
 from .file.database import Database
+from .reader import RunReader
 from .store.store import Store
-from .tables.schema import create_tables
+from .tables.pairs import insert_evidence, update_verdict
+from .tables.schema import check_tables, create_tables
 
 
 @contextmanager
@@ -32,3 +43,48 @@ def new_run(
         create_tables(database)
         database.execute("COMMIT")
         yield database, created
+
+
+@contextmanager
+def changed_copy(
+    store: Store,
+    path: Path,
+    name: str,
+    run_id: str | None = None,
+) -> Iterator[Database]:
+    """Yield a copy of a run file to be changed, which is a new run when the block ends.
+
+    Its path has the new id.
+    """
+    store.check_space(path.stat().st_size)
+    with store.new_file(name, datetime.now(UTC), run_id) as partial:
+        what = f"{clean(path.name)}: cannot be copied"
+        with os_errors(StoreError, what, "; nothing was changed"):
+            shutil.copyfile(path, partial.path)
+        with Database.to_change(partial.path) as database:
+            yield database
+
+
+def revise(store: Store, run: RunReader, name: str, verdicts: Sequence[Verdict], note: str) -> str:
+    """Store a run once more with these verdicts, listed in its place; return the new run's id.
+    note: added to its own.
+
+    The new run holds the old one's sides, figures and tokens bit for bit.
+    """
+    places = np.array(run.header.places(), np.int32)
+    with changed_copy(store, run.path, name) as database:
+        run_id = database.path.stem
+        check_tables(database)
+        ((old_note,),) = database.rows("SELECT note FROM run")
+        notes = " ".join(filter(None, (old_note, note)))
+        database.execute("BEGIN")
+        values = [run_id, name, datetime.now(UTC).replace(tzinfo=None), notes]
+        database.execute("UPDATE run SET run_id = ?, name = ?, created = ?, note = ?", values)
+        for verdict in verdicts:
+            for table in ("evidence", "floor_position"):
+                database.execute(f"DELETE FROM {table} WHERE pair = ?", [verdict.pair])
+            update_verdict(database, verdict)
+            insert_evidence(database, verdict.pair, places, verdict.evidence, verdict.floors)
+        database.execute("COMMIT")
+    store.mark_judged(run.run_id, run_id)
+    return run_id

@@ -126,7 +126,7 @@ def rejudge_request(run: RunReader, name: str) -> tuple[CaptureRequest, bytes] |
     if about.kind != "capture" or not about.model or about.model.startswith("-") or prompts is None:
         return None
     original = request_of(about)
-    if original is not None:
+    if original:
         settings = {name: getattr(original, name) for name in _TAKEN}
     else:
         reference, *variants = (side.path for side in run.sides)

@@ -1,11 +1,8 @@
 """Runs of responses: what servers sent, written into the tables of all runs."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -14,6 +11,7 @@ from ..numerics.top_tokens import summary_of
 from ..responses.alignment import sequence
 from ..responses.pairing import ResponsePair
 from ..responses.records import UNKNOWN_TOKEN, Response, ResponseSide
+from ..verdict import Verdict
 from .file.database import Database
 from .file.records import FIGURES, MAX_VALUES, Prompt, Provenance, RunHeader, SideHeader
 from .new_run import new_run
@@ -22,9 +20,6 @@ from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import POSITION, SIDE_POSITION, TOP_TOKEN
 from .tables.responses import CHOSEN, RESPONSE, digest_of
 from .tables.run import VOCABULARY, insert_header, insert_prompts, insert_sides
-
-if TYPE_CHECKING:
-    from ..verdict import Verdict
 
 _BYTES_A_VALUE = 24  # in the file, uncompressed
 _FIGURES = (

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..numerics.arrays import Array
 
 
@@ -17,22 +17,15 @@ class Spool:
     def add(self, array: Array, offset: int | None = None) -> int:
         """Write an array at the end, or over what is at `offset`; return where it is."""
         offset = self.end if offset is None else offset
-        try:
-            with self._path.open("r+b" if self.end else "wb") as file:
-                file.seek(offset)
-                file.write(np.ascontiguousarray(array).data)
-        except OSError as error:
-            raise StoreError(
-                f"{self._path.name}: cannot be written ({error.strerror or error}).",
-            ) from error
+        mode = "r+b" if self.end else "wb"
+        what = f"{self._path.name}: cannot be written"
+        with os_errors(StoreError, what), self._path.open(mode) as file:
+            file.seek(offset)
+            file.write(np.ascontiguousarray(array).data)
         self.end = max(self.end, offset + array.nbytes)
         return offset
 
     def read(self, offset: int, dtype: np.dtype, shape: tuple[int, ...]) -> Array:
         """Return an array that was written before."""
-        try:
+        with os_errors(StoreError, f"{self._path.name}: cannot be read"):
             return np.fromfile(self._path, dtype, int(np.prod(shape)), offset=offset).reshape(shape)
-        except OSError as error:
-            raise StoreError(
-                f"{self._path.name}: cannot be read ({error.strerror or error}).",
-            ) from error

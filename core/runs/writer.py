@@ -16,20 +16,17 @@ from ..numerics.divergence import compare
 from ..numerics.totals import PairTotal
 from ..verdict import Verdict
 from .background import Background
-from .dumps.digests import SideDigest
+from .dumps.source_dtype import SideDigest
 from .figures import Figures
-from .file.keep import expected_bytes
 from .file.records import ALL, FIGURES, Generation, RunHeader
 from .new_run import new_run
 from .spool import Spool
 from .store.store import Store
 from .tables.choices import CHOICE
 from .tables.heatmap import PYRAMIDS, cell_rows, insert_levels, narrow_cells
-from .tables.kernels import KernelList, insert_kernels
 from .tables.kv_cache import BY_POSITION, KV, KV_POSITION, KvPart, kv_rows
 from .tables.layers import LayerRows
 from .tables.logits import insert_logits, read_window
-from .tables.mitigations import MitigationRow, insert_mitigations
 from .tables.pairs import insert_evidence, insert_pair
 from .tables.positions import position_rows, side_position_rows, top_token_rows
 from .tables.run import (
@@ -68,11 +65,9 @@ class RunWriter:
         self._figures: dict[str, list[pa.Table]] = {}
         self._verdicts: dict[int, Verdict] = {}
         self._figure_rows = 0
-        side_bytes = header.rows * header.vocab * header.format.itemsize
-        raw_bytes = expected_bytes(header.keep, len(header.sides), header.rows, side_bytes)
         is_whole = header.keep == ALL
         # before hours of capture; the reference waits in a file of its own
-        store.check_space(raw_bytes if is_whole else raw_bytes + side_bytes)
+        store.check_space(header.file_bytes + (0 if is_whole else header.side_bytes))
         self._hashing = Background("ulpscope-sha256", _WAITING_BYTES)
         # The only thread that touches the database between begin and finish; it compares too, so
         # that a forward never waits.
@@ -82,7 +77,7 @@ class RunWriter:
         self._parts: dict[tuple, tuple] = {}
         # by pair and pyramid, of a run without logits
         self._cells: dict[tuple[int, str], list[Array]] = {}
-        logits_bytes = raw_bytes if is_whole else 0
+        logits_bytes = header.file_bytes if is_whole else 0
         with ExitStack() as stack:
             run = new_run(store, header.name, run_id, logits_bytes, created=header.created)
             self._database, created = stack.enter_context(run)
@@ -160,9 +155,9 @@ class RunWriter:
             by_head, by_position = kv_rows(pair, reference, part, self.header.format)
             self._keep(len(by_position), [(KV.name, by_head), (KV_POSITION.name, by_position)])
 
-    def _put(self, insert: Callable[..., None], *rows: object) -> None:
+    def put(self, insert: Callable[..., None], *rows: object) -> None:
         """Have the storing thread insert rows into the database, by a function of their table's
-        module.
+        module. They are the writer's from now on.
         """
         self._storing.put(insert, self._database, *rows)
 
@@ -180,22 +175,14 @@ class RunWriter:
         for rows in tables:
             self._storing.put(self._database.insert, CHOICE.name, rows, size=rows.nbytes)
 
-    def write_kernels(self, kernels: KernelList) -> None:
-        """Write the kernels that a side launched. Once a side."""
-        self._put(insert_kernels, kernels)
-
-    def write_mitigations(self, pair: int, rows: Sequence[MitigationRow]) -> None:
-        """Write the mitigations tried on a pair. Once a pair."""
-        self._put(insert_mitigations, pair, tuple(rows))
-
     def write_generation(self, generation: Generation) -> None:
         """Write the sides' free continuations of a prompt. Once a prompt."""
-        self._put(insert_generation, generation)
+        self.put(insert_generation, generation)
 
     def write_verdict(self, verdict: Verdict) -> None:
         """Write the verdict of a pair with the rows it rests on. Once a pair, before `finish`."""
         self._verdicts[verdict.pair] = verdict
-        self._put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
+        self.put(insert_evidence, verdict.pair, self._places, verdict.evidence, verdict.floors)
 
     def _insert_logits(self, side: int, row: int, bits: Bits) -> None:
         """Insert logits, in the storing thread; if none are stored, the reference's go to a file of

@@ -20,21 +20,21 @@ CONDITIONS = ("changed", "bug", "flips")
 
 
 @dataclass(frozen=True)
-class CellChange:
-    """A cell's latest run and the run it is compared with, None if there is none. what: those of
-    `bits`, `flips` and `verdict` that changed; builds: versions that changed, name -> (old, new).
+class CellChange(CellState):
+    """A cell with its latest run and the run it is compared with, None if there is none. what:
+    those of `bits`, `flips` and `verdict` that changed; builds: versions that changed, name ->
+    (old, new).
     """
 
-    state: CellState
-    now: CellCard | None
-    baseline: CellCard | None
+    now: CellCard | None = None
+    baseline: CellCard | None = None
     what: tuple[str, ...] = ()
     builds: Mapping[str, tuple[str, str]] = field(default_factory=dict)
 
     @property
     def done(self) -> CellCard | None:
         """The latest run, None unless the cell is done."""
-        return self.now if self.state.state == DONE else None
+        return self.now if self.state == DONE else None
 
     @property
     def growth(self) -> tuple[float | None, ...]:
@@ -47,7 +47,7 @@ class CellChange:
     def in_words(self) -> str:
         """The change in a sentence."""
         if self.now is None:
-            return self.state.says or "no run."
+            return self.says or "no run."
         if self.baseline is None:
             return "first run of this cell."
         changes = self.builds.items()
@@ -69,9 +69,9 @@ class CellChange:
         now = self.now
         keys = ("verdict", "noise_ratio", "flips", "neq_share")
         return {
-            "cell": self.state.cell,
-            "axes": dict(self.state.axes),
-            "state": self.state.state,
+            "cell": self.cell,
+            "axes": dict(self.axes),
+            "state": self.state,
             "says": self.in_words,
             "run": now and now.run_id,
             **{key: now and getattr(now, key) for key in keys},
@@ -86,7 +86,7 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
     default the latest; pinned: ids of runs; if the cell has one of them, that is the baseline.
     """
     if not state.cards:
-        return CellChange(state, None, None)
+        return CellChange(**vars(state))
     now = next((card for card in state.cards if card.run_id == run_id), state.cards[0])
     for baseline in state.cards:
         is_good = baseline.verdict not in FAILING
@@ -95,7 +95,7 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
         if is_good and baseline is not now:
             break
     else:
-        return CellChange(state, now, None)
+        return CellChange(**vars(state), now=now)
     names = "bits", "flips", "verdict"
     what = tuple(name for name in names if getattr(now, name) != getattr(baseline, name))
     builds = {}
@@ -103,7 +103,7 @@ def change_of(state: CellState, run_id: str = "", pinned: Collection[str] = ()) 
         pair = baseline.versions.get(name, ""), now.versions.get(name, "")
         if pair[0] != pair[1]:
             builds[name] = pair
-    return CellChange(state, now, baseline, what, builds)
+    return CellChange(**vars(state), now=now, baseline=baseline, what=what, builds=builds)
 
 
 def conditions_of(texts: Sequence[str]) -> list[str]:
@@ -112,12 +112,12 @@ def conditions_of(texts: Sequence[str]) -> list[str]:
     UsageError for an unknown one.
     """
     conditions = list(dict.fromkeys(one.strip() for several in texts for one in several.split(",")))
-    unknown = next((one for one in conditions if one not in CONDITIONS), None)
-    if unknown is not None:
-        raise UsageError(
-            f"--fail-on '{clean(unknown)}' is not a condition of a sweep; expected"
-            f" {series(CONDITIONS)}.",
-        )
+    for one in conditions:
+        if one not in CONDITIONS:
+            raise UsageError(
+                f"--fail-on '{clean(one)}' is not a condition of a sweep; expected"
+                f" {series(CONDITIONS)}.",
+            )
     return conditions
 
 
@@ -127,20 +127,20 @@ def gate_of(changes: Sequence[CellChange], conditions: Sequence[str]) -> GateRep
     A cell that failed fails, a missing one is undecided.
     """
     outcomes = [_outcome(change, condition) for change in changes for condition in conditions]
-    unfinished = sum(change.state.state != DONE for change in changes)
+    unfinished = sum(change.state != DONE for change in changes)
     note = f"{plural(unfinished, 'cell')} of {len(changes):,} have no finished run of this plan."
     return GateReport(tuple(outcomes), notes=(note,) if unfinished else ())
 
 
 def _outcome(change: CellChange, condition: str) -> Outcome:
-    axes = change.state.axes
+    axes = change.axes
     now = change.now
     figure: float | str | None = None
     outcome = UNDECIDED
     says = change.in_words
-    if change.state.state == CELL_FAILED:
+    if change.state == CELL_FAILED:
         outcome = FAILED
-        says = f"failed: {change.state.says}"
+        says = f"failed: {change.says}"
     elif now is not None:
         is_failed = bool(change.what)
         figure = ", ".join(change.what) or "nothing"

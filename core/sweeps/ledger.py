@@ -8,7 +8,6 @@ cache of the figures of each run.
 
 import json
 import os
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from ..disk import lock, write_atomic
-from ..errors import StoreError
+from ..errors import StoreError, os_errors
 from ..runs.file.database import Database, each_database
 from ..runs.reports.report_json import plain_number
 from ..runs.store.cards import card_of
@@ -60,7 +59,6 @@ FOLDER = ".sweeps"
 DONE, FAILED, RUNNING, MISSING = "done", "failed", "running", "missing"
 
 T = TypeVar("T")
-_SETTLED_SECONDS = 1.0  # after which a writer that lives has locked its folder
 
 
 class CellCard(msgspec.Struct, frozen=True):
@@ -201,7 +199,7 @@ class Ledger:
                 self._bring("failed")
                 if (self.folder / failure).exists():
                     self._write(failure, None)
-                if outcome.card is not None:
+                if outcome.card:
                     self._write_card(outcome.card)
 
     def run_ids(self) -> set[str]:
@@ -224,12 +222,11 @@ class Ledger:
         for path in self.store.directory.glob(f"{PREFIX}cell-*"):
             if (digest := cell_of(path.name.removeprefix(PREFIX))) is None:
                 continue
-            # a BlockingIOError: its writer lives
-            with suppress(OSError):
-                if time.time() - path.stat().st_mtime > _SETTLED_SECONDS:
-                    os.close(lock(path / LOCK, wait=False))
-                    continue
-            running.add(digest)
+            try:
+                os.close(lock(path / LOCK, wait=False))
+            # its writer lives
+            except OSError:
+                running.add(digest)
         return running
 
     def cards(self) -> dict[str, CellCard]:
@@ -238,7 +235,7 @@ class Ledger:
         if missing := run_ids - self._cards.keys():
             self._bring("cards")
         for run_id in missing:
-            if (card := _read(self.folder / "cards" / f"{run_id}.json", CellCard)) is not None:
+            if card := _read(self.folder / "cards" / f"{run_id}.json", CellCard):
                 self._cards[run_id] = card
         paths = [self.store.path_of(run_id) for run_id in sorted(run_ids - self._cards.keys())]
         for _, read in each_database(paths, read_card):
@@ -274,21 +271,19 @@ class Ledger:
 
     def _bring(self, folder: str) -> None:
         """Fetch the files of other machines from an object store."""
-        if self.store.mirror is not None:
+        if self.store.mirror:
             self.store.mirror.bring(f"{FOLDER}/{folder}")
 
     def _write(self, name: str, record: Any) -> None:
         """Write a small file; None removes it."""
         path = self.folder / name
-        try:
+        with os_errors(StoreError, f"{self.folder}: cannot be written to"):
             if record is None:
                 path.unlink(missing_ok=True)
             else:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 write_atomic(path, msgspec.json.encode(record))
-        except OSError as error:
-            raise StoreError(f"{self.folder}: cannot be written to ({error.strerror}).") from error
-        if self.store.mirror is not None:
+        if self.store.mirror:
             self.store.mirror.send_small(f"{FOLDER}/{name}")
 
 

@@ -1,18 +1,13 @@
 """Cells of a sweep as a table of two axes, one figure per entry: that of its gravest cell."""
 
-from __future__ import annotations
-
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 from ..text import number, percent, plural
+from .history import CellChange
 from .ledger import DONE, FAILED, MISSING, RUNNING, SEVERITY
 from .plan import AXES, in_short
-
-if TYPE_CHECKING:
-    from .history import CellChange
 
 FIGURES = {
     "verdict": "verdict",
@@ -44,20 +39,14 @@ class Matrix:
 
 def varying(changes: Sequence[CellChange]) -> list[str]:
     """Return the axes with more than one value, in the order of a plan."""
-    return [axis for axis in AXES if len({change.state.axes[axis] for change in changes}) > 1]
-
-
-def filter_changes(changes: Sequence[CellChange], values: Mapping[str, str]) -> list[CellChange]:
-    """Return the cells with these values. values: axis -> value."""
-    # keys and values are both text, so a subset of items is one of axes
-    return [change for change in changes if values.items() <= change.state.axes.items()]
+    return [axis for axis in AXES if len({change.axes[axis] for change in changes}) > 1]
 
 
 def matrix_of(changes: Sequence[CellChange], rows: str, columns: str, figure: str) -> Matrix:
     """Return the table of the cells. figure: a key of FIGURES."""
     at: dict[tuple[str, str], list[CellChange]] = {}
     for change in changes:
-        axes = change.state.axes
+        axes = change.axes
         at.setdefault((axes[rows], axes[columns]), []).append(change)
     row_names = dict.fromkeys(row for row, _ in at)
     column_names = dict.fromkeys(column for _, column in at)
@@ -97,20 +86,20 @@ def _entry(changes: Sequence[CellChange], figure: str) -> MatrixEntry:
     if figure == "verdict" or not gravest.done:
         alike = sum(_status(change) == _status(gravest) for change in changes)
         of_all = f"{alike}/{len(changes)}"
-    others = Counter(change.state.state for change in changes)
-    del others[DONE], others[gravest.state.state]
+    others = Counter(change.state for change in changes)
+    del others[DONE], others[gravest.state]
     states = "".join(f", {count} {state}" for state, count in sorted(others.items()))
     return MatrixEntry(gravest, f"{mark}{text} {of_all}{states}")
 
 
 def _status(change: CellChange) -> str:
     """Return the verdict of a cell, or its state if it has no run."""
-    return change.done.verdict if change.done else change.state.state
+    return change.done.verdict if change.done else change.state
 
 
 def _gravity(change: CellChange) -> tuple[float, ...]:
     """Return a sort key: failed cells, then done ones by verdict, then running and missing ones."""
     card = change.done
     if card is None:
-        return (_STATES[change.state.state], 0.0, 0.0)
+        return (_STATES[change.state], 0.0, 0.0)
     return (_STATES[DONE], SEVERITY.get(card.verdict, -1), -(card.noise_ratio or 0.0))

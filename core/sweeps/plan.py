@@ -5,7 +5,6 @@ import itertools
 import json
 import math
 import os
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -93,7 +92,7 @@ class SweepPlan:
 def read_plan(path: Path, build: str = "") -> SweepPlan:
     """Read a plan; nothing is loaded. build: label of the engines under test, such as a commit."""
     try:
-        plan = msgspec.convert(tomllib.loads(path.read_text(encoding="utf-8")), _PlanFile)
+        plan = msgspec.toml.decode(path.read_bytes(), type=_PlanFile)
     except msgspec.ValidationError as error:
         raise UsageError(
             f"{path}: {error}. docs/guides/sweeps.md lists the keys of a plan.",

@@ -60,12 +60,12 @@ class Worker:
 
     def stop(self) -> None:
         """Ask the process to end, without waiting for it."""
-        if (process := self._process) is not None:
+        if process := self._process:
             process.terminate()
 
     def end(self) -> None:
         """Wait for the process to end, and kill it if it does not."""
-        if (process := self._process) is not None:
+        if process := self._process:
             self._pipe.close()
             process.join(_PATIENCE_SECONDS)
             process.kill()
@@ -85,7 +85,7 @@ def _serve(compute: Compute, pipe: Connection) -> None:
 
 
 def _end_with_parent() -> None:
-    if (parent := multiprocessing.parent_process()) is not None:
+    if parent := multiprocessing.parent_process():
         parent.join()
     os.kill(os.getpid(), signal.SIGTERM)
 

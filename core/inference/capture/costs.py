@@ -9,7 +9,6 @@ from transformers import DynamicCache
 
 from ...numerics.arrays import Record
 from ...numerics.formats import format_named
-from ...runs.file.keep import expected_bytes
 from ..models.dtypes import experts_by
 from ..models.model import LoadedModel
 from ..models.torch_errors import quiet
@@ -46,15 +45,14 @@ def costs_of(plan: CapturePlan) -> Record:
                 "kv_bytes": None if cache_bytes is None else int(cache_bytes * path.rows * ratio),
             },
         )
-    side_bytes = header.rows * header.vocab * header.format.itemsize
     sizes = [side["kv_bytes"] for side in sides]
     return {
         "prompts": len(header.prompts),
         "positions": header.rows,
         "vocab": header.vocab,
         "sides": sides,
-        "logits_bytes": len(sides) * side_bytes,
-        "file_bytes": expected_bytes(header.keep, len(sides), header.rows, side_bytes),
+        "logits_bytes": len(sides) * header.side_bytes,
+        "file_bytes": header.file_bytes,
         "keep": header.keep,
         "weight_bytes": loaded.weight_bytes,
         "kv_bytes": None if None in sizes else max(sizes),

@@ -12,7 +12,7 @@ import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Any
@@ -52,26 +52,44 @@ _SAFETENSORS = {
     **{"F64": "<f8", "F32": "<f4", "F16": "<f2", "BF16": "V2", "BOOL": "?"},
     **{f"{kind.upper()}{8 * size}": f"<{kind}{size}" for kind in "iu" for size in (1, 2, 4, 8)},
 }
-# of a table
-_TEXT = re.compile(rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)")
 _EXPECTED = "an npz, npy, safetensors or torch.save file"
+# other formats by how they begin: what to do about one; the last is a line of a table
+_OTHERS = {
+    rb"\x80": "is a pickle; expected {} of PyTorch 1.6 or later; no code in a file is run",
+    rb"PAR1": (
+        "is a Parquet file; expected {}: np.save('a.npy', pd.read_parquet(...).to_numpy('float32'))"
+    ),
+    rb"ARROW1|FEA1": (
+        "is a Feather file; expected {}: np.save('a.npy', pd.read_feather(...).to_numpy('float32'))"
+    ),
+    rb"\x1f\x8b|BZh|\xfd7zXZ|\x28\xb5\x2f\xfd": "is compressed; expected {}: unpack it",
+    rb"(\xef\xbb\xbf)?([\x20-\x7e\t\r]*[,;\t ][\x20-\x7e\t\r]*|[-+.\deE\r]+)(\n|\Z)": (
+        "is text; expected {}. If it is CSV: np.save('a.npy', np.loadtxt(..., 'float32',"
+        " delimiter=','))"
+    ),
+}
 _Map = Callable[[], mmap.mmap]  # the mapped file, when elements are first read
 
 
 @dataclass(frozen=True)
 class Container:
     """One opened file: its arrays by key in file order, and its texts (safetensors'
-    `__metadata__`).
+    `__metadata__`). is_sorted: the order of its arrays is that of their names.
     """
 
     path: Path
-    kind: str
     arrays: Arrays
-    texts: dict[str, str] = field(default_factory=dict)
+    texts: dict[str, str]
+    is_sorted: bool
 
     @property
     def name(self) -> str:
         return clean(self.path.name)
+
+    @property
+    def named(self) -> Arrays:
+        """Arrays that were given a name; a bare one has its file's, which may be any."""
+        return {} if list(self.arrays) == [self.path.stem] else self.arrays
 
 
 def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
@@ -88,21 +106,24 @@ def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
     with foreign_errors(name, f"a readable file: {_EXPECTED}"), path.open("rb") as file:
         data = map_file(file)
     start = data[:9]
+    is_sorted = False
+    contents: Contents
     if start[:4] in (b"PK\x03\x04", b"PK\x05\x06"):
-        container = _zip(path, name, data)
+        contents = _zip(path, name, data)
     elif start[:6] == b"\x93NUMPY":
         key = path.stem
         shape, is_fortran, dtype, header = read_npy_header(data, f"{name}: '{clean(key)}'")
         array = _array(name, key, dtype, shape, is_fortran, lambda: data, header)
         check_elements(array, len(data) - header)
-        container = Container(path, "npy", {key: array})
+        contents = {key: array}, {}
     elif start.startswith(llamacpp_files.MAGIC):
-        container = Container(path, "gguf", *llamacpp_files.read(name, path.stem, data))
+        contents = llamacpp_files.read(name, path.stem, data)
     elif start.startswith(llamacpp_files.KLD_MAGIC):
-        container = Container(path, "kld", *llamacpp_files.read_kld(name, path.stem, data))
+        contents = llamacpp_files.read_kld(name, path.stem, data)
     # safetensors has no magic number: the header's length, then its brace
     elif len(start) == 9 and start[8:] == b"{" and int.from_bytes(start[:8], "little") < 1 << 40:
-        container = Container(path, "safetensors", *read_safetensors(name, data, {}))
+        contents = read_safetensors(name, data, {})
+        is_sorted = True
     else:
         # loads pyarrow, which no array needs
         from ...responses.values import are_values, read_values
@@ -110,35 +131,24 @@ def open_container(path: Path, max_bytes: int = MOST_BYTES) -> Container:
         if not are_values(path):
             raise DumpError(f"{name}: {_other_format(data[:256])}.")
         array = StoredArray.in_memory(name, "values", read_values(path))
-        container = Container(path, "json", {"values": array}, {"holds": "values"})
-    if len(container.arrays) > MOST_ARRAYS:
+        contents = {"values": array}, {"holds": "values"}
+    arrays, texts = contents
+    if len(arrays) > MOST_ARRAYS:
         raise DumpError(
-            f"{name}: holds {len(container.arrays)} arrays; expected at most {MAX_SIDES} sides.",
+            f"{name}: holds {len(arrays)} arrays; expected at most {MAX_SIDES} sides.",
         )
-    for key in container.arrays:
+    for key in arrays:
         check_key(name, key)
-    if (total := sum(array.nbytes for array in container.arrays.values())) > max_bytes:
+    if (total := sum(array.nbytes for array in arrays.values())) > max_bytes:
         raise DumpError(f"{name}: unpacks to {total} bytes; expected at most {max_bytes}.")
-    return container
+    return Container(path, arrays, texts, is_sorted)
 
 
 def _other_format(start: bytes) -> str:
     """Say what a file that begins so is, and what to do."""
-    if start[:1] == b"\x80":
-        return (
-            f"is a pickle; expected {_EXPECTED} of PyTorch 1.6 or later; no code in a file is run"
-        )
-    if start.startswith((b"ARROW1", b"FEA1", b"PAR1")):
-        kind = "parquet" if start[:1] == b"P" else "feather"
-        return (
-            f"is a {kind.title()} file; expected {_EXPECTED}: np.save('a.npy',"
-            f" pd.read_{kind}(...).to_numpy('float32'))"
-        )
-    if start.startswith((b"\x1f\x8b", b"BZh", b"\xfd7zXZ", b"\x28\xb5\x2f\xfd")):
-        return f"is compressed; expected {_EXPECTED}: unpack it"
-    if _TEXT.fullmatch(start.partition(b"\n")[0]):
-        fix = "np.save('a.npy', np.loadtxt(..., 'float32', delimiter=','))"
-        return f"is text; expected {_EXPECTED}. If it is CSV: {fix}"
+    for pattern, words in _OTHERS.items():
+        if re.match(pattern, start):
+            return words.format(_EXPECTED)
     return f"begins with {start[:8]!r}; expected {_EXPECTED}"
 
 
@@ -170,7 +180,7 @@ def check_key(name: str, key: str) -> None:
         )
 
 
-def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
+def _zip(path: Path, name: str, data: mmap.mmap) -> Contents:
     """Read an archive of np.savez or of torch.save."""
     with foreign_errors(name, "an undamaged, complete archive"):
         # the directory's size, before zipfile reads all of it
@@ -192,8 +202,7 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
                 raise DumpError(
                     f"{name}: is compressed, which torch.save does not do; expected {_EXPECTED}.",
                 )
-            arrays, texts, is_bare = torch_files.read(name, path)
-            return Container(path, "npy" if is_bare else "torch", arrays, texts)
+            return torch_files.read(name, path)
         if len(members) > MOST_ARRAYS:
             raise DumpError(
                 f"{name}: holds {len(members)} members; expected at most {MAX_SIDES} sides.",
@@ -230,7 +239,7 @@ def _zip(path: Path, name: str, data: mmap.mmap) -> Container:
             else:
                 arrays[key] = _array(*about, _unpacked(path, member), header)
             check_elements(arrays[key], member.file_size - header)
-        return Container(path, "npz", arrays)
+        return arrays, {}
 
 
 def _unpacked(path: Path, member: zipfile.ZipInfo) -> _Map:

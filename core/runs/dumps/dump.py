@@ -43,7 +43,7 @@ from .shapes import (
     in_rows,
     shape_of,
 )
-from .source_dtype import DumpSide, check_all, convert, detect, side_of
+from .source_dtype import DumpSide, convert, settle, side_of
 
 CHUNK_BYTES = 32 << 20  # a side
 # all sides; the caller may still hold one chunk while the next is read
@@ -127,8 +127,6 @@ class Dump:
         archive's checksums are known good only once the last chunk has been read: what was read
         before a DumpError is void.
         """
-        if not self._sides:
-            raise UsageError("this dump is closed; open it again to read it.")
         bytes_a_row = self.vocab * self._format.itemsize
         a_side = min(max_bytes, CHUNK_BYTES_TOGETHER // len(self._sides))
         step = max(1, a_side // bytes_a_row)
@@ -197,7 +195,7 @@ def open_dump(
         arrays = {name: in_rows(array) for name, array in arrays.items()}
     shape = common_shape(arrays, has_tokens=has_tokens)
     of_steps = [array for array in arrays.values() if len(array.shape) > 2 and array.shape[-2] == 1]
-    has_lengths = any("prompt_lengths" in container.arrays for container in containers)
+    has_lengths = any("prompt_lengths" in container.named for container in containers)
     if of_steps and len(shape) == 2 and not has_lengths and has_tokens:
         notes.append(  # [steps, 1, vocab], as np.stack makes them of the scores of generate
             f"{of_steps[0].label} has shape {clean(of_steps[0].shape)}: taken as {shape[0]:,} steps"
@@ -224,22 +222,18 @@ def open_dump(
         raise UsageError(f"{dump_name}: no side '{clean(reference, 60)}'; there are {names}.")
     # of two files the first is it, under any name
     if reference is not None or len(containers) == 1:
-        # safetensors sorts its arrays, so their order says nothing
-        is_sorted = containers[0].kind == "safetensors"
-        # stable: others stay in file order
-        sides.sort(key=lambda side: _rank(side.name, reference, is_sorted))
-    target = override or dtype
-    reason = "declared: the dump's own compute_dtype key"
+        # stable: others stay in file order; safetensors sorts its arrays, so theirs says nothing
+        sides.sort(key=lambda side: _rank(side.name, reference, containers[0].is_sorted))
+    target, reason = settle(sides, override or dtype, on_progress)
     if override:
         reason = "override: chosen when opening"
-    check_all(sides, target, on_progress)
-    if target is None:
-        target, reason = detect(sides, on_progress)
+    elif dtype:
+        reason = "declared: the dump's own compute_dtype key"
     prompts = prompts_of(reserved[0], reserved[-1])
     generations: tuple[Generation, ...] = ()
     if has_tokens and not as_exact:
         generations = _generations(dump_name, sides, list(arrays), reserved, prompts)
-    if exact is None and any(EXACT in each.arrays for each in containers) and EXACT not in arrays:
+    if exact is None and any(EXACT in each.named for each in containers) and EXACT not in arrays:
         exact = containers[0].path
     dump = Dump(
         sides,

@@ -6,29 +6,24 @@ with the reserved key `prompt_lengths` (int64, one a prompt). bfloat16 is uint16
 `compute_dtype`, or numpy's 2-byte void if the run's is different.
 """
 
-from __future__ import annotations
-
 import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 from numpy.lib import format as npy_format
 
 from ...disk import writing
-from ...errors import DumpError, StoreError, UsageError
+from ...errors import DumpError, StoreError, UsageError, os_errors
 from ...numerics.arrays import Array, Bits
 from ...numerics.formats import BFLOAT16, FLOAT16, FLOAT32, format_named
-from ..file.keep import refusal
 from ..file.records import RunHeader, SideHeader
+from ..reader import RunReader
 from .containers import check_key
 from .reserved_keys import EMITTED, TEXT_BYTES, is_reserved
 from .source_dtype import convert
-
-if TYPE_CHECKING:
-    from ..reader import RunReader
 
 
 def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
@@ -56,7 +51,7 @@ def export_npz(run: RunReader, path: Path, *, overwrite: bool = False) -> None:
                 " expected another name.",
             )
     if not run.has_all_logits:
-        raise StoreError(refusal(header))
+        raise StoreError(header.without_logits)
     with (
         exporting(path, overwrite=overwrite) as file,
         zipfile.ZipFile(file, "w", zipfile.ZIP_STORED) as archive,
@@ -113,14 +108,12 @@ def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
         raise StoreError(
             f"{path}: already exists; expected a new file name, or overwrite to replace it.",
         )
-    try:
-        with writing(path, is_new=not overwrite) as file:
-            yield file
-    except OSError as error:
-        raise StoreError(
-            f"{path}: cannot be written ({error.strerror or error}); expected a new file in a"
-            " folder with room and permission.",
-        ) from error
+    need = "; expected a new file in a folder with room and permission"
+    with (
+        os_errors(StoreError, f"{path}: cannot be written", need),
+        writing(path, is_new=not overwrite) as file,
+    ):
+        yield file
 
 
 def _write_array(archive: zipfile.ZipFile, key: str, array: Array) -> None:

@@ -4,8 +4,10 @@
 Every count is checked against the file's size before anything of that size is allocated.
 """
 
+import io
 import math
 import mmap
+import os
 import struct
 
 import numpy as np
@@ -19,8 +21,7 @@ from .arrays import Contents, Rows, Shape, StoredArray, foreign_errors, rows_of
 MAGIC, KLD_MAGIC = b"GGUF", b"_logits_"
 _HEADER_BYTES = 64 << 20  # keys and tensors
 _F32, _I32 = 0, 26  # types of tensors
-# bytes of a value, by its type
-_NUMBERS = {0: 1, 1: 1, 2: 2, 3: 2, 4: 4, 5: 4, 6: 4, 7: 1, 10: 8, 11: 8, 12: 8}
+_NUMBERS = "BbHhIif?--Qqd"  # types of values, as struct has them; others are none
 _UINT32, _STRING, _LIST = 4, 8, 9
 
 
@@ -32,7 +33,7 @@ def read(name: str, key: str, data: mmap.mmap) -> Contents:
     lie next to each other; they do not: the rows are whole.
     """
     with foreign_errors(name, "a GGUF of llama-results"):
-        _, tensors = gguf_header(data[:_HEADER_BYTES], MAX_SIDES)
+        _, tensors = gguf_header(io.BytesIO(data[:_HEADER_BYTES]), MAX_SIDES)
     if not tensors.keys() >= {"tokens", "logits"}:
         raise DumpError(
             f"{name}: a GGUF without the tensors 'tokens' and 'logits'; expected one of"
@@ -106,38 +107,33 @@ def kld_rows(name: str, data: mmap.mmap) -> tuple[NDArray[np.int32], int, Rows]:
 
 
 def gguf_header(
-    data: bytes | mmap.mmap,
+    data: io.BytesIO | mmap.mmap,
     most_tensors: int,
 ) -> tuple[str, dict[str, tuple[Shape, int, int]]]:
-    """Architecture of a GGUF of version 2 or 3, and dimensions (the last axis first), type and
-    place of every tensor (its specification in ggml).
+    """Architecture of a GGUF of version 2 or 3, read from its beginning, and dimensions (the last
+    axis first), type and place of every tensor (its specification in ggml).
     """
-    at, alignment, architecture = 4, 32, ""
+    data.seek(4)
+    alignment, architecture = 32, ""
 
     def take(form: str) -> tuple[int, ...]:
-        nonlocal at
-        start = at
-        at += struct.calcsize(form)
-        return struct.unpack_from(form, data, start)
+        return struct.unpack(form, data.read(struct.calcsize(form)))
 
     def text() -> str:
-        nonlocal at
         (length,) = take("<Q")
-        start = at
-        at += length
-        if at > len(data):
+        read = data.read(length)
+        if len(read) < length:
             raise ValueError("ends within its keys")
-        return data[start:at].decode("utf-8", "replace")
+        return read.decode("utf-8", "replace")
 
     def skip(kind: int, count: int = 1) -> None:
-        nonlocal at
         if kind == _STRING:
             for _ in range(count):
                 text()
         elif kind == _LIST and count == 1:
             skip(*take("<IQ"))
         else:
-            at += _NUMBERS[kind] * count
+            data.seek(struct.calcsize(f"<{_NUMBERS[kind]}") * count, os.SEEK_CUR)
 
     version, count, keys = take("<I2Q")
     if version not in (2, 3) or count > most_tensors:
@@ -146,17 +142,17 @@ def gguf_header(
         key, (kind,) = text(), take("<I")
         if key == "general.architecture" and kind == _STRING:
             architecture = text()
-            continue
-        if key == "general.alignment" and kind == _UINT32:
-            (alignment,) = struct.unpack_from("<I", data, at)
-        skip(kind)
+        elif key == "general.alignment" and kind == _UINT32:
+            (alignment,) = take("<I")
+        else:
+            skip(kind)
     tensors = {}
     for _ in range(count):
         key, (dimensions,) = text(), take("<I")
         shape = take(f"<{min(dimensions, 4)}Q")
         kind, place = take("<IQ")
         tensors[key] = shape, kind, place
-    begin = -(-at // alignment) * alignment
+    begin = -(-data.tell() // alignment) * alignment
     return architecture, {
         key: (shape, kind, begin + place) for key, (shape, kind, place) in tensors.items()
     }

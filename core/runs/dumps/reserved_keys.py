@@ -58,7 +58,7 @@ def sides_of(
     arrays = {
         key: array
         for key, array in container.arrays.items()
-        if not is_reserved(key) or container.kind == "npy"
+        if not (is_reserved(key) and container.named)
     }
     sides = {
         key: array
@@ -78,8 +78,8 @@ def exact_of(container: Container) -> Arrays:
     """Return the exact result of a file, first, and the trusted ones; of a file that calls none
     exact, all sides.
     """
-    arrays = container.arrays
-    if EXACT not in arrays or container.kind == "npy":
+    arrays = container.named
+    if EXACT not in arrays:
         return sides_of(container)[0]
     return {key: arrays[key] for key in (EXACT, *arrays) if is_exact(key)}
 
@@ -140,8 +140,7 @@ def read_reserved(container: Container, shape: Shape) -> Reserved:
     """Return the reserved keys of one file whose sides have `shape`, [..., vocab] of one to three
     axes.
     """
-    # a plain npy has its file's name for a key, which may be any
-    name, arrays = container.name, {} if container.kind == "npy" else container.arrays
+    name, arrays = container.name, container.named
     prompts, positions = (1, 1, *shape[:-1])[-2:]
     counts, lengths = (prompts, positions), (positions,) * prompts
     if "prompt_lengths" in arrays:
@@ -197,8 +196,8 @@ def _text(container: Container, key: str) -> str:
     """Return a single text, from an array or from safetensors' `__metadata__`; empty if there is
     none.
     """
-    array = container.arrays.get(key)
-    if array is None or container.kind == "npy":
+    array = container.named.get(key)
+    if array is None:
         return container.texts.get(key, "")
     if array.size != 1:
         raise array.refusal(f"has shape {clean(array.shape)}", "a single text")
@@ -262,7 +261,7 @@ def _tokens(
     """Return the texts of all tokens, no longer than those of a run may be; empty if there are
     none.
     """
-    if array is not None:
+    if array:
         _check_fits(array, counts)
         texts = _strings(array, TEXT_BYTES)
     else:

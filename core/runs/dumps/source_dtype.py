@@ -1,13 +1,14 @@
 """Source dtypes of a dump's arrays: what their elements mean, lossless moves into the compute
 dtype, and which that is: what was declared is checked, else the narrowest that holds every value is
-found.
+found. Digests of logits are of their values, independent of the stored dtype.
 
 Bits are only moved as integers or by conversions that are checked to survive the way back; a value
 that would be rounded is refused.
 """
 
-from collections.abc import Iterator
+import hashlib
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,6 +23,8 @@ from .arrays import StoredArray
 # in nats: rounding of bfloat16 at a log-probability near -10 is 0.02
 NORMALISED = 0.05
 PROBABILITIES = "probabilities"
+# elements that are checked first: logits that do not fit a narrower dtype rarely fit here
+_FIRST = 4096
 
 
 @dataclass(frozen=True)
@@ -39,8 +42,9 @@ class DumpSide:
     def bits(self, raw: Array) -> Bits:
         """Copy elements as saved to bits of `fmt`. Same shape."""
         size = raw.dtype.itemsize
-        order = ">" if raw.dtype.byteorder == ">" else "<"
-        plain = np.array(raw.view(f"{order}u{size}"), f"<u{size}", order="C")
+        # as saved, byte order included
+        integers = raw.view(f"{raw.dtype.str[0]}u{size}")
+        plain = np.array(integers, f"<u{size}", order="C")
         if not self.is_double:
             return plain
         wide = plain.view(np.float64)
@@ -118,59 +122,90 @@ def side_of(
     raise array.refusal(f"has the dtype {clean(array.dtype)}", need)
 
 
-def check_all(sides: list[DumpSide], target: FloatFormat | None, tell: Progress) -> None:
-    """Refuse sides of nothing but NaN, float64 beyond float32, and values beyond the given compute
-    dtype.
+def settle(
+    sides: list[DumpSide],
+    target: FloatFormat | None,
+    tell: Progress,
+) -> tuple[FloatFormat, str]:
+    """Return the compute dtype and why: `target`, else the narrowest dtype that holds every value
+    of every side bit for bit. Refuse sides of nothing but NaN, float64 beyond float32, and values
+    beyond `target`.
     """
-    for side, blocks in _read_blocks(sides, tell):
-        is_settled = target is None or side.is_always_exact(target)
-        is_number_seen = False
-        for bits in blocks:
-            magnitude = bits & side.fmt.carrier.type((1 << (side.fmt.bits - 1)) - 1)
-            is_number_seen |= bool((magnitude <= side.fmt.first_nonfinite).any())
-            if target and not is_settled and convert(bits, side.fmt, target) is None:
-                raise side.lossy(bits, target)
-            if is_number_seen and is_settled and not side.is_double:
-                break
-        if not is_number_seen:
-            raise side.array.refusal("holds nothing but NaN", "logits")
-
-
-def detect(sides: list[DumpSide], tell: Progress) -> tuple[FloatFormat, str]:
-    """Return the narrowest dtype that holds every value of every side bit for bit, and why."""
     formats = sorted({side.fmt.name for side in sides}, reverse=True)
     arrays = f"{' and '.join(formats)} arrays"
-    if len(formats) == 1 and sides[0].fmt is not FLOAT32:
-        return sides[0].fmt, f"array dtype: {arrays}"
-    for fmt in (BFLOAT16, FLOAT16, FLOAT32):
-        unknown = [side for side in sides if not side.is_always_exact(fmt)]
-        parts = _read_blocks(unknown, tell)
-        if all(convert(bits, side.fmt, fmt) is not None for side, each in parts for bits in each):
-            if fmt is FLOAT32:
-                return fmt, f"array dtype: {arrays} with values that no narrower dtype holds"
-            return fmt, f"detected: {arrays} whose every value is exactly a {fmt.name}"
-    raise DumpError(
-        f"{sides[0].array.file}: holds NaNs that change between {arrays}; expected all sides in one"
-        " dtype.",
-    )
-
-
-def _read_blocks(
-    sides: list[DumpSide],
-    tell: Progress,
-) -> Iterator[tuple[DumpSide, Iterator[Bits]]]:
-    """Each side with the bits of all its rows, some at a time."""
+    candidates = [BFLOAT16, FLOAT16, FLOAT32]
+    if target:
+        candidates = [target]
+    elif len(formats) == 1 and sides[0].fmt is not FLOAT32:
+        candidates = [sides[0].fmt]
+    is_chosen = len(candidates) == 1
     done, total = 0, sum(side.array.nbytes for side in sides)
-
-    def blocks(side: DumpSide) -> Iterator[Bits]:
-        nonlocal done
+    for side in sides:
+        is_number_seen = False
         for raw in side.array.blocks():
             done += raw.nbytes
             tell("reading", done, total, "bytes")
-            yield side.bits(raw)
+            bits = side.bits(raw)
+            magnitude = bits & side.fmt.carrier.type((1 << (side.fmt.bits - 1)) - 1)
+            is_number_seen |= bool((magnitude <= side.fmt.first_nonfinite).any())
+            exact = [fmt for fmt in candidates if convert(bits, side.fmt, fmt) is not None]
+            if target and not exact:
+                raise side.lossy(bits, target)
+            candidates = exact
+            if is_number_seen and all(map(side.is_always_exact, candidates)):
+                break
+        if not is_number_seen:
+            raise side.array.refusal("holds nothing but NaN", "logits")
+    if not candidates:
+        raise DumpError(
+            f"{sides[0].array.file}: holds NaNs that change between {arrays}; expected all sides in"
+            " one dtype.",
+        )
+    fmt = candidates[0]
+    reason = f"detected: {arrays} whose every value is exactly a {fmt.name}"
+    if is_chosen:
+        reason = f"array dtype: {arrays}"
+    elif fmt is FLOAT32:
+        reason = f"array dtype: {arrays} with values that no narrower dtype holds"
+    return fmt, reason
 
-    for side in sides:
-        yield side, blocks(side)
+
+class SideDigest:
+    """SHA-256 of a side's bits, rows in order, little-endian: as stored (`stored_digest`), and in
+    the narrowest dtype that holds them (`values`): bfloat16, else float16, else float32.
+
+    So a side has the same digest in a run of another dtype, upcast, or in a run of its own.
+    """
+
+    def __init__(self, fmt: FloatFormat) -> None:
+        self._fmt = fmt
+        self._stored = hashlib.sha256()
+        self._narrower: dict[FloatFormat, Any] = {
+            target: hashlib.sha256()
+            for target in (BFLOAT16, FLOAT16)
+            if target is not fmt and fmt is not BFLOAT16
+        }
+
+    def update(self, bits: Bits) -> None:
+        """Return the next rows. [rows, vocab], contiguous"""
+        self._stored.update(bits.data)
+        for target, digest in list(self._narrower.items()):
+            is_first = convert(bits.reshape(-1)[:_FIRST], self._fmt, target) is not None
+            converted = convert(bits, self._fmt, target) if is_first else None
+            if converted is None:
+                del self._narrower[target]
+            else:
+                digest.update(np.ascontiguousarray(converted).data)
+
+    def stored_digest(self) -> str:
+        """Digest of the stored bits, hexadecimal."""
+        return self._stored.hexdigest()
+
+    def values(self) -> tuple[str, str]:
+        """(digest, name of the dtype whose bits it is of)."""
+        for target, digest in self._narrower.items():
+            return digest.hexdigest(), target.name
+        return self.stored_digest(), self._fmt.name
 
 
 def looks_normalised(rows: NDArray[np.floating]) -> str:

@@ -5,7 +5,6 @@ which runs no code.
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from ...errors import DumpError, ExtraError
 from ...numerics.arrays import Array, Ints
 from ...text import clean
 from ..file.records import MAX_ROWS, TOKENS_TOGETHER
-from .arrays import FOREIGN, Arrays, StoredArray, check_elements, foreign_errors
+from .arrays import Contents, StoredArray, check_elements, foreign_errors
 
 if TYPE_CHECKING:
     import torch
@@ -34,10 +33,8 @@ _MOST_ITEMS = 1 << 16
 _DEEPEST = 3  # dicts within dicts
 
 
-def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
-    """(arrays by key, texts by key, whether the file is one bare array) of an archive of
-    torch.save.
-    """
+def read(name: str, path: Path) -> Contents:
+    """Arrays and texts of an archive of torch.save."""
     try:
         import torch
     except ImportError:
@@ -47,7 +44,8 @@ def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
         ) from None
     try:
         value = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-    except (*FOREIGN, pickle.UnpicklingError, AssertionError) as error:
+    # on damaged input it raises nearly every kind
+    except Exception as error:
         match = re.search(r"GLOBAL (\S+)", str(error))
         what = f" ({clean(match[1], 100)})" if match else ", or is damaged"
         raise DumpError(
@@ -75,7 +73,7 @@ def read(name: str, path: Path) -> tuple[Arrays, dict[str, str], bool]:
             texts[key] = json.dumps(values)
         elif isinstance(item, list | tuple) and (numbers := _whole_numbers(item)) is not None:
             arrays[key] = StoredArray.in_memory(name, key, numbers)
-    return arrays, texts, list(arrays) == [path.stem]
+    return arrays, texts
 
 
 def as_array(tensor: torch.Tensor) -> Array:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StoreError, UsageError
+from ...errors import StoreError
 from ...numerics.arrays import Record
 from ...text import clean
 
@@ -27,19 +27,6 @@ if TYPE_CHECKING:
 FILE_VERSION = 7  # the only one that is read
 
 _SMALL_RUN = 32 << 20  # bytes of logits
-# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records
-# and arrays.
-DECODING = (
-    UsageError,
-    TypeError,
-    ValueError,
-    IndexError,
-    KeyError,
-    AttributeError,
-    OverflowError,
-    RecursionError,
-    pa.ArrowException,
-)
 _CONFIG: Record = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -87,8 +74,7 @@ class Database:
         function.
         """
         with _edge(path):
-            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb, READ_ONLY)"
-            return cls(path, _connect(attach, _LOCKED), is_shared=True)
+            return cls(path, _connect(_attach(path), _LOCKED), is_shared=True)
 
     @classmethod
     def to_write(cls, path: Path, *, expected_bytes: int, row_group: int = 2048) -> Database:
@@ -108,8 +94,7 @@ class Database:
     def to_change(cls, path: Path) -> Database:
         """Open a file that no other process sees yet for writing, confined like a reader's."""
         with _edge(path):
-            attach = f"ATTACH {quote(_regular_file(path))} AS run_file (TYPE duckdb)"
-            return cls(path, _connect(attach, _SEARCH, _LOCKED))
+            return cls(path, _connect(_attach(path, "READ_WRITE"), _SEARCH, _LOCKED))
 
     def _ask(self) -> duckdb.DuckDBPyConnection:
         """Return a cursor of a reader, which is a connection of its own with a search path of its
@@ -200,7 +185,10 @@ class Database:
         """Raise StoreError if rows of the file make no sense."""
         try:
             yield
-        except DECODING as error:
+        except StoreError:
+            raise
+        # odd contents make numpy, pandas and pyarrow raise nearly every kind
+        except Exception as error:
             raise StoreError(
                 f"{self.file}: its {what} is invalid ({error}); the file is damaged.",
             ) from error
@@ -241,23 +229,19 @@ def _plain(values: Sequence[Any]) -> list[Any]:
     return [value.item() if isinstance(value, np.generic) else value for value in values]
 
 
-def _foreign() -> tuple[type[Exception], ...]:
-    """Errors of DuckDB, and what its Python side raises at odd text, sizes and results."""
-    import duckdb
-
-    return (duckdb.Error, pa.ArrowException, UnicodeError, OverflowError, MemoryError, RuntimeError)
-
-
 @contextmanager
 def _edge(path: Path) -> Iterator[None]:
     try:
         yield
-    except _foreign() as error:
+    except StoreError:
+        raise
+    except OSError as error:
+        raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
+    # DuckDB has kinds of its own, and raises others at odd text, sizes and results
+    except Exception as error:
         raise StoreError(
             f"{_name(path)}: cannot be read or written as a run file ({_reason(path, error)}).",
         ) from error
-    except OSError as error:
-        raise StoreError(f"{_name(path)}: cannot be opened ({error.strerror or error}).") from error
 
 
 def _name(path: Path) -> str:
@@ -279,16 +263,16 @@ def quote(text: object) -> str:
     return "'" + str(text).replace("'", "''") + "'"
 
 
-def _regular_file(path: Path) -> Path:
-    """Resolve a run file's path; StoreError unless it is a regular file: opening a pipe might never
-    return.
+def _attach(path: Path, mode: str = "READ_ONLY") -> str:
+    """Return the statement that attaches a run file; StoreError unless it is a regular file:
+    opening a pipe might never return.
     """
     place = path.resolve()
     # DuckDB takes no name that is not UTF-8
     str(place).encode()
     if not stat.S_ISREG(place.stat().st_mode):
         raise StoreError(f"{_name(path)}: not a regular file, so not a run file.")
-    return place
+    return f"ATTACH {quote(place)} AS run_file (TYPE duckdb, {mode})"
 
 
 def each_database(
@@ -310,10 +294,10 @@ def each_database(
         result: Read | StoreError
         try:
             with _edge(path):
-                place = _regular_file(path)
+                attach = _attach(path)
                 # two instances in two threads were no faster: reading holds Python's lock
                 instance = connection = connection or _connect(allowed, _SHUT_IN, few, threads=1)
-                instance.execute(f"ATTACH {quote(place)} AS run_file (TYPE duckdb, READ_ONLY)")
+                instance.execute(attach)
                 database = Database(path, instance)
                 database.refuse_views()
                 result = read(database)
@@ -329,5 +313,5 @@ def each_database(
 
 def _close(connection: duckdb.DuckDBPyConnection | None) -> None:
     if connection is not None:
-        with suppress(*_foreign()):
+        with suppress(Exception):
             connection.close()

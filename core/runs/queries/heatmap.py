@@ -25,7 +25,6 @@ from ...numerics.arrays import Bits, DataFrame, Span
 from ...places import words_of
 from ...text import all_of, number, out_of
 from ..figures import STORED_CELLS
-from ..file.keep import refusal
 from ..reader import RunReader
 from .by_position import floor_checks
 from .elements import every_element, place_of, rank_of
@@ -197,7 +196,7 @@ def _extent(view: View, tile: Tile) -> tuple[Span, Span]:
             f"pair {pair} does not exist; the run has pairs 0 to {len(header.sides) - 2}.",
         )
     if not is_offered(run, order, measure):
-        reason = f"more than {WHOLE_RUN} logits." if run.has_all_logits else refusal(header)
+        reason = f"more than {WHOLE_RUN} logits." if run.has_all_logits else header.without_logits
         raise UsageError(f"by rank and as differences a pair is not shown: {reason}")
     spans = []
     for what, level, place, cells, size in (

@@ -11,7 +11,6 @@ from ...evidence import FAILED, PASSED
 from ...numerics.metrics import COUNTS_OF_TOKENS, NULLABLE, OF_TOKENS
 from ...text import number, percent, plural
 from ...verdict import UNDECIDED
-from ..file.keep import note_of
 from ..file.records import UNITS, VALUE, Prompt
 from ..measured import MemoryRun
 from ..reader import RunReader
@@ -170,7 +169,7 @@ def gate_of(
                         " damaged.",
                     )
     outcomes = tuple(condition.judge(pair) for condition in conditions for pair in pairs)
-    notes = [note_of(run.header)] if run.header.is_list else []
+    notes = [run.header.kept_note] if run.header.is_list else []
     for pair in pairs:
         # positions without a number on a side
         empty = [row for row in pair.rows if None in (row["reference_token"], row["variant_token"])]

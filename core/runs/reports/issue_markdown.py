@@ -14,7 +14,6 @@ from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural
 from ...verdict import FAILING
-from ..file.keep import note_of
 from ..file.records import Provenance, StoredPair
 from ..queries.flips import margin_texts
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
@@ -216,7 +215,7 @@ def _details(run: RunReader, pair: StoredPair, answer: Answer) -> list[str]:
     shown = [table(("outcome", "check", "result"), checks)] if checks else []
     shown.append(answer.not_run_line)
     if run.header.is_list:
-        return [*shown, note_of(run.header)]
+        return [*shown, run.header.kept_note]
     summary, dtype = pair.summary, run.header.compute_dtype
     histogram = run.histogram(pair.index)
     median, most = (number(ulp_percentile(histogram, share)) for share in (0.5, 0.99))

@@ -38,7 +38,7 @@ class RunCard(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rms_row_ulps (None of lists), noise_ratio (None if not measured), max_neq_share and
     nonfinite_mismatch are those of its worst pair.
 
-    keep: which logits are stored (core.runs.file.keep). verdicts: those that are stored;
+    keep: which logits are stored (core.runs.file.records). verdicts: those that are stored;
     pair_verdicts: what is shown for each pair, judged or not (core.runs.queries.verdicts).
     """
 
@@ -143,10 +143,8 @@ def arrange(
 
 def rename(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
     """Cards with the names that members gave their runs."""
-    names = {run_id: label.name for run_id, label in labels.items() if label.name}
-    return [
-        replace(card, name=names[card.run_id]) if card.run_id in names else card for card in cards
-    ]
+    none = Labels()
+    return [replace(card, name=labels.get(card.run_id, none).name or card.name) for card in cards]
 
 
 def drop_replaced(cards: Sequence[RunCard], labels: Mapping[str, Labels]) -> list[RunCard]:
@@ -254,5 +252,5 @@ def card_of(database: Database) -> RunCard:
             "kept": keep,
         }
         return msgspec.convert(card, RunCard)
-    except (UsageError, TypeError, ValueError, msgspec.ValidationError) as error:
+    except (UsageError, TypeError, ValueError) as error:
         raise StoreError(f"{path.name}: its provenance is invalid ({error}).") from error

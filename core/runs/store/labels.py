@@ -77,21 +77,12 @@ def labels_of(
     words = [" ".join(printable(text).split()) for text in (name, *tags)]
     # a browser sends line ends of Windows
     lines = note.replace("\r\n", "\n").replace("\r", "\n")
-    typed = Labels(
+    return Labels(
         tuple(dict.fromkeys(filter(None, words[1:]))),
         printable(lines, "", "\n\t").strip(),
         pinned,
         name=words[0],
     )
-    return _check(typed)
-
-
-def _check(labels: Labels) -> Labels:
-    """Return labels of which no more is stored than may be; else UsageError."""
-    try:
-        return msgspec.convert(structs.asdict(labels), Labels)
-    except msgspec.ValidationError as error:
-        raise UsageError(f"these labels are not stored: {error}.") from None
 
 
 def _labels_of_row(run_id: str, *row: Any) -> Labels:
@@ -168,10 +159,11 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
     """Merge new labels of a run with changes that others made since `base` was read; without
     `base`, replace them.
 
-    Others' tags and pin stay, and a note that both changed becomes both notes.
+    Others' tags and pin stay, and a note that both changed becomes both notes. UsageError for more
+    than may be stored.
     """
     current = _read_labels(database).get(run_id, Labels())
-    if base is not None:
+    if base:
         kept = [tag for tag in current.tags if tag in mine.tags or tag not in base.tags]
         kept += [tag for tag in mine.tags if tag not in base.tags and tag not in kept]
         if current.tags == base.tags:
@@ -187,7 +179,10 @@ def update(database: sqlite3.Connection, run_id: str, mine: Labels, base: Labels
         pinned = current.pinned if mine.pinned == base.pinned else mine.pinned
         name = current.name if mine.name == base.name else mine.name
         mine = Labels(tuple(kept), note, pinned, mine.judged_as or current.judged_as, name)
-    labels = _check(mine)
+    try:
+        labels = msgspec.convert(structs.asdict(mine), Labels)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"these labels are not stored: {error}.") from None
     forget(database, run_id)
     if labels != Labels(name=labels.name):
         tags = msgspec.json.encode(labels.tags).decode()

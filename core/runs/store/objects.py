@@ -7,15 +7,12 @@ A run is written here and put whole, fetched once, and listed with cards out of 
 entry counts only for an object of its tag.
 """
 
-from __future__ import annotations
-
 import gzip
 import os
 import random
 import re
 import threading
 import time
-import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -31,8 +28,8 @@ import msgspec
 
 from ...command_name import COMMAND
 from ...configuration import configuration
-from ...disk import WRITING, discard, write_atomic, writing
-from ...errors import ExtraError, StoreError, UsageError
+from ...disk import WRITING, discard, make_room, write_atomic, writing
+from ...errors import ExtraError, StoreError, UsageError, os_errors
 from ...packaged_models import cache_folder
 from ...text import clean, slug
 from . import labels
@@ -274,23 +271,23 @@ class Mirror:
 
     def cards(self) -> dict[str, msgspec.Raw]:
         """Cards of the index by run, JSON each, of those that are there as they were."""
-        with (
-            self._lock,
-            suppress(OSError, EOFError, zlib.error, ValueError, RecursionError),
-        ):
+        with self._lock:
             runs, remote = self.runs(), self._list().get(INDEX)
-            if remote is None or self._tags.get(INDEX) != remote["e_tag"]:
-                self._bring(INDEX, remote)
+            if remote is None:
+                return {}
+            if self._tags.get(INDEX) != remote["e_tag"]:
                 self._cards = {}
-            if not self._cards and (self.folder / INDEX).exists():
-                index = gzip.decompress((self.folder / INDEX).read_bytes())
-                self._cards = msgspec.json.decode(index, type=dict[str, _Entry])
+                index, self._tags[INDEX] = self._read(self._short, INDEX)
+                # it may be damaged, and rests on nothing
+                with suppress(Exception):
+                    self._cards = msgspec.json.decode(
+                        gzip.decompress(index), type=dict[str, _Entry]
+                    )
             cards = {}
             for each, entry in self._cards.items():
                 if each in runs and entry.tag == runs[each]["e_tag"]:
                     cards[each] = entry.card
             return cards
-        return {}
 
     def remember(self, cards: Mapping[str, bytes]) -> None:
         """Put cards that were read from run files into the index.
@@ -306,8 +303,7 @@ class Mirror:
                 if each in runs
             }
             index = gzip.compress(msgspec.json.encode(self._cards), mtime=0)
-            write_atomic(self.folder / INDEX, index)
-            self.send_small(INDEX)
+            self._ask("write", self._obstore.put, self._short, INDEX, index)
 
     def _read(self, client: Any, name: str, options: Any = None) -> tuple[bytes, str]:
         """Return an object, or a piece of it, and its tag, both empty if there is none."""
@@ -327,19 +323,9 @@ class Mirror:
         for path in self.folder.glob(f"{WRITING}*"):
             if time.time() - path.stat().st_mtime > ABANDONED_SECONDS:
                 discard(path)
-        most = configuration().limits.cache_bytes
-        files = []
-        for path in self.folder.glob(f"*{SUFFIX}"):
-            with suppress(OSError):
-                status = path.stat()
-                files.append((status.st_atime, status.st_size, path))
-        total = sum(size for _, size, _ in files)
-        for used, size, path in sorted(files):
-            if not most or total <= most or time.time() - used < USED_SECONDS:
-                return
-            if path != newest:
-                path.unlink(missing_ok=True)
-                total -= size
+        # the newest is spared
+        if most := configuration().limits.cache_bytes:
+            make_room(self.folder.glob(f"*{SUFFIX}"), most, USED_SECONDS)
 
     def _ask(
         self,
@@ -425,16 +411,13 @@ def mirror_for(url: str) -> Path:
     """Folder of this machine through which the store of a URL is seen, made if there is none."""
     url = url.rstrip("/")
     folder = cache_folder() / "stores" / f"{slug(url)}-{sha256(url.encode()).hexdigest()[:16]}"
-    try:
+    what = f"{folder}: cannot be written to"
+    with os_errors(StoreError, what, "; set ULPSCOPE_CACHE"):
         if not (folder / URL_FILE).exists():
             # connected first: what is no URL of a store gets no folder
             _connect(url, SHORT_SECONDS)
             folder.mkdir(parents=True, exist_ok=True)
             write_atomic(folder / URL_FILE, url.encode())
-    except OSError as error:
-        raise StoreError(
-            f"{folder}: cannot be written to ({error.strerror}); set ULPSCOPE_CACHE.",
-        ) from error
     return folder
 
 

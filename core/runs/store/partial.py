@@ -5,17 +5,15 @@ as its writer lives.
 from __future__ import annotations
 
 import os
+import secrets
 import shutil
-import time
 from contextlib import suppress
 from pathlib import Path
 
-from ...disk import lock
+from ...disk import WRITING, discard, lock
 
 PREFIX = ".partial-"
 LOCK = "lock"
-# a sweep may find the directory before it is locked; each further try waits a millisecond
-_TRIES = 1000
 _living: set[Partial] = set()  # of this process
 
 
@@ -38,26 +36,20 @@ class Partial:
     def make(cls, store: Path, run_id: str) -> Partial | None:
         """Make the directory of a partial run; None if the name is taken. OSError if nothing can be
         made.
-
-        A sweep may find the directory before it is locked, and remove it: then it is made again,
-        under the same name, which may be one that was promised.
         """
         directory = store / f"{PREFIX}{run_id}"
-        was_swept = False
-        for _ in range(_TRIES):
-            try:
-                directory.mkdir()
-            except FileExistsError:
-                if not was_swept:
-                    return None
-                # a sweep holds its lock and has not removed it yet
-                time.sleep(0.001)
-                continue
-            descriptor = _lock(directory)
-            if descriptor is not None:
-                return cls(directory, descriptor)
-            was_swept = True
-        return None
+        # locked before a sweep can find it under its name
+        begun = store / f"{WRITING}{secrets.token_hex(8)}"
+        begun.mkdir()
+        descriptor = lock(begun / LOCK, mode=0o666)
+        try:
+            begun.rename(directory)
+        # the name's directory has a lock in it, so it is not replaced
+        except OSError:
+            discard(begun)
+            os.close(descriptor)
+            return None
+        return cls(directory, descriptor)
 
     def __enter__(self) -> Partial:
         return self
@@ -96,17 +88,6 @@ def sweep(store: Path) -> None:
         with suppress(OSError):
             if directory.is_symlink() or not directory.is_dir():
                 continue
-            descriptor = _lock(directory)
-            if descriptor is not None:
-                shutil.rmtree(directory, ignore_errors=True)
-                os.close(descriptor)
-
-
-def _lock(directory: Path) -> int | None:
-    """Return the descriptor that holds the directory's lock, or None if another holds it or has
-    removed it.
-    """
-    try:
-        return lock(directory / LOCK, wait=False, mode=0o666)
-    except (BlockingIOError, FileNotFoundError):
-        return None
+            # a BlockingIOError: its writer lives
+            os.close(lock(directory / LOCK, wait=False, mode=0o666))
+            shutil.rmtree(directory, ignore_errors=True)

@@ -21,7 +21,7 @@ from msgspec.structs import replace
 
 from ...configuration import configuration
 from ...disk import place_new, to_disk
-from ...errors import LimitError, StoreError
+from ...errors import LimitError, StoreError, os_errors
 from ...text import clean, slug
 from . import labels
 from .labels import Attached, Labels
@@ -71,7 +71,7 @@ class Store:
     @property
     def address(self) -> str:
         """URL or directory, for sentences."""
-        return str(self.directory) if self.mirror is None else self.mirror.url
+        return self.mirror.url if self.mirror else str(self.directory)
 
     def paths(self, *, of_cells: bool = True) -> list[Path]:
         """Every visible run file, those of the writable directory first. of_cells: those of sweeps
@@ -97,7 +97,7 @@ class Store:
         """
         deleted = self._deletions().keys()
         folders = self.read_only
-        if self.mirror is not None:
+        if self.mirror:
             yield self.directory, self.mirror.runs().keys() - deleted
         else:
             folders = (self.directory, *folders)
@@ -122,13 +122,13 @@ class Store:
             return {}
 
     def _read_labels(self) -> Attached:
-        if self.mirror is not None:
+        if self.mirror:
             self.mirror.bring_labels()
         return labels.read_all(self.directory)
 
     def _change(self, work: Callable[[Connection], Result]) -> Result:
         """Change labels and deletions in one transaction."""
-        if self.mirror is not None:
+        if self.mirror:
             return self.mirror.change(lambda folder: labels.change(folder, work))
         return labels.change(self.directory, work)
 
@@ -136,7 +136,7 @@ class Store:
         """Return (path, time of change or a substitute, size) of every visible run file, to detect
         changes.
         """
-        runs = {} if self.mirror is None else self.mirror.runs()
+        runs = self.mirror.runs() if self.mirror else {}
         stamps = []
         for path in self.paths(of_cells=of_cells):
             remote = runs.get(path.stem) if path.parent == self.directory else None
@@ -167,7 +167,7 @@ class Store:
     def path_of(self, run_id: str) -> Path:
         """Path of a run's file, fetched if need be. A unique beginning of its id will do."""
         path = self.find(run_id)
-        if self.mirror is not None and self.is_writable(path):
+        if self.mirror and self.is_writable(path):
             return self.mirror.fetch(path.stem)
         return path
 
@@ -175,7 +175,7 @@ class Store:
         """Path of a run's file as `path_of` has it, of objects without fetching it."""
         # a renamed file may have any other
         is_name = run_id and "/" not in run_id and not run_id.startswith(".")
-        if is_name and (path := self._exact(run_id)) is not None:
+        if is_name and (path := self._exact(run_id)):
             return path
         if not is_run_id(run_id):
             raise StoreError(f"'{clean(run_id)}' is not a run id; `list` shows those there are.")
@@ -188,7 +188,7 @@ class Store:
         return close[0]
 
     def _is_there(self, run_id: str) -> bool:
-        if self.mirror is None:
+        if not self.mirror:
             has_file = os.path.lexists(self._target(run_id))
         else:
             has_file = self.mirror.find(run_id) is not None
@@ -211,12 +211,12 @@ class Store:
 
         The path of an object may not exist yet.
         """
-        objects = {} if self.mirror is None else self.mirror.runs()
+        objects = self.mirror.runs() if self.mirror else {}
         runs = []
         for run_id, at in self._deletions().items():
             with suppress(OSError, KeyError):
                 path = self._target(run_id)
-                size = path.lstat().st_size if self.mirror is None else objects[run_id]["size"]
+                size = objects[run_id]["size"] if self.mirror else path.lstat().st_size
                 runs.append(DeletedRun(run_id, path, at, size))
         return sorted(runs, key=lambda run: run.deleted, reverse=True)
 
@@ -256,7 +256,7 @@ class Store:
             sql = "SELECT 1 FROM deleted WHERE run_id = ?"
             gone = [run_id for run_id in run_ids if database.execute(sql, [run_id]).fetchone()]
             for run_id in gone:
-                if self.mirror is None:
+                if not self.mirror:
                     # while no other process can change the table
                     self._target(run_id).unlink(missing_ok=True)
                 database.execute("DELETE FROM deleted WHERE run_id = ?", [run_id])
@@ -264,7 +264,7 @@ class Store:
             return gone
 
         for run_id in self._change(forget):
-            if self.mirror is not None:
+            if self.mirror:
                 self.mirror.remove(run_id)
 
     def labels(self, run_id: str) -> Labels:
@@ -312,22 +312,21 @@ class Store:
                 f"'{clean(run_id)}' cannot be a run id; expected letters, digits, '.', '-' and"
                 " '_'.",
             )
-        if self.mirror is not None:
+        if self.mirror:
             # the store is asked now, before hours of capture
             self.mirror.runs()
-        try:
+        with os_errors(
+            StoreError,
+            f"{self.directory}: cannot be written to",
+            "; set ULPSCOPE_STORE or --store to another directory",
+        ):
             self.directory.mkdir(parents=True, exist_ok=True)
             for _ in range(1 if run_id else 1000):
                 new_id = run_id or self.new_run_id(name, created)
                 if self._is_there(new_id):
                     continue
-                if (partial := Partial.make(self.directory, new_id)) is not None:
+                if partial := Partial.make(self.directory, new_id):
                     return partial
-        except OSError as error:
-            raise StoreError(
-                f"{self.directory}: cannot be written to ({error.strerror}); set ULPSCOPE_STORE or"
-                " --store to another directory.",
-            ) from error
         what = f"no id is left for a run '{name}'"
         if run_id:
             what = f"run '{run_id}' exists already or is being written"
@@ -342,12 +341,8 @@ class Store:
             return
         place = self.directory.absolute()
         place = next((each for each in (place, *place.parents) if each.exists()), place)
-        try:
+        with os_errors(StoreError, f"{self.directory}: cannot read its free disk space"):
             disk = shutil.disk_usage(place)
-        except OSError as error:
-            raise StoreError(
-                f"{self.directory}: cannot read its free disk space ({error.strerror}).",
-            ) from error
         # /proc has no size; writing there fails by itself
         if disk.total and disk.free - wanted_bytes < margin:
             raise LimitError(
@@ -361,22 +356,19 @@ class Store:
 
     def place(self, path: Path, run_id: str) -> None:
         """Make a finished file visible, once it is on the disk. Never over an existing run."""
-        try:
+        with os_errors(StoreError, f"run '{run_id}' could not be put in place"):
             to_disk(path)
             # a deleted run leaves its place free
             if run_id in self._deletions():
                 self._remove([run_id])
-            if self.mirror is not None:
-                self.mirror.put(path, run_id)
-            else:
-                place_new(path, self._target(run_id))
-                to_disk(self.directory)
-        except FileExistsError:
-            raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
-        except OSError as error:
-            raise StoreError(
-                f"run '{run_id}' could not be put in place ({error.strerror}).",
-            ) from error
+            try:
+                if self.mirror:
+                    self.mirror.put(path, run_id)
+                else:
+                    place_new(path, self._target(run_id))
+                    to_disk(self.directory)
+            except FileExistsError:
+                raise StoreError(f"run '{run_id}' exists already; nothing was changed.") from None
 
     def mark_judged(self, run_id: str, judged_id: str) -> None:
         """Let lists show the run `judged_id`, which judges the run `run_id`, in its place, with its

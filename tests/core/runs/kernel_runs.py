@@ -2,7 +2,7 @@
 reductions of split products at batch 2.
 """
 
-from core.runs.tables.kernels import KernelList, KernelRow
+from core.runs.tables.kernels import KernelList, KernelRow, insert_kernels
 from tests.core.runs.made_runs import header_of, writing
 
 NARROW = "ampere_bf16_s16816gemm_bf16_32x32_sliced1x4_ldg8_f2f_stages_128x2_tn"
@@ -105,5 +105,5 @@ def kernel_run(store, run_id="kernels", lists=None):
     header = header_of(lengths=(3,))
     with writing(store, header, run_id=run_id) as writer:
         for kernels in kernel_lists() if lists is None else lists:
-            writer.write_kernels(kernels)
+            writer.put(insert_kernels, kernels)
         return writer.finish()

@@ -1,6 +1,6 @@
 """A run with mitigations whose every figure is planted."""
 
-from core.runs.tables.mitigations import MitigationRow
+from core.runs.tables.mitigations import MitigationRow, insert_mitigations
 from tests.core.runs.made_runs import header_of, writing
 
 
@@ -47,5 +47,5 @@ def mitigation_run(store, run_id="mitigations", rows=ROWS):
     header = header_of(lengths=(3,))
     with writing(store, header, run_id=run_id) as writer:
         if rows:
-            writer.write_mitigations(0, rows)
+            writer.put(insert_mitigations, 0, rows)
         return writer.finish()

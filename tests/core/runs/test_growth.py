@@ -12,9 +12,9 @@ import pytest
 from core.errors import StoreError
 from core.judging.stored import stored_verdict
 from core.runs.importing import import_run
+from core.runs.new_run import revise
 from core.runs.ops_run import ops_of
 from core.runs.reader import RunReader
-from core.runs.revision import revise
 from core.runs.tables.schema import TABLES
 from tests.core.runs.damaging import damaged
 from tests.core.runs.made_runs import opened

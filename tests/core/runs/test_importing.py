@@ -148,8 +148,8 @@ def half(path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (lambda path: path.parent, "not a DuckDB file"),
-        (a_dump, "not a DuckDB file"),
+        (lambda path: path.parent, "so not a run file"),
+        (a_dump, "six_calls.npz: cannot be read or written as a run file"),
         (half, "somebody.duckdb"),
     ],
 )

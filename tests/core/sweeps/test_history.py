@@ -136,13 +136,9 @@ def test_a_place_of_several_cells_shows_the_one_that_failed():
     failed = CellState("f", AXES, FAILED, "out of memory")
     missing = CellState("m", AXES, MISSING)
     changes = [
-        CellChange(
-            each,
-            next(iter(each.cards), None),
-            None,
-        )
-        for each in (done, missing)
+        CellChange(**vars(each), now=next(iter(each.cards), None)) for each in (done, missing)
     ]
-    for cells, expected in ((changes, done), ([*changes, CellChange(failed, None, None)], failed)):
+    failed_too = [*changes, CellChange(**vars(failed))]
+    for cells, expected in ((changes, done), (failed_too, failed)):
         ((entry,),) = matrix_of(cells, "engine", "path", "verdict").entries
-        assert entry.change.state == expected
+        assert entry.change.cell == expected.cell

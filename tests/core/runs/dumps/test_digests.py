@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
-from core.runs.dumps.digests import SideDigest
 from core.runs.dumps.export import export_npz
+from core.runs.dumps.source_dtype import SideDigest
 from core.runs.reader import RunReader
 from core.runs.reports.run_json import run_json
 from core.runs.store.store import Store

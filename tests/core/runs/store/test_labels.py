@@ -59,9 +59,10 @@ def test_labels_are_cleaned_written_and_read_back(typed, stored, tmp_path):
         (([], "x" * 4001), r"length <= 4000 - at `\$\.note"),
     ],
 )
-def test_more_than_is_stored_is_refused(typed, sentence):
+def test_more_than_is_stored_is_refused(typed, sentence, tmp_path):
     with pytest.raises(UsageError, match=sentence):
-        labels_of(*typed)
+        Store(tmp_path).label("a run", labels_of(*typed))
+    assert labels.read_all(tmp_path).labels == {}
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 collide.
 """
 
+import secrets
 import shutil
 import subprocess
 import sys
@@ -36,7 +37,8 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path, monkeypatc
     done.
     """
     drawn = iter(["aaaa", "aaaa", "bbbb", "aaaa", "cccc"])
-    monkeypatch.setattr("core.runs.store.store.secrets.token_hex", lambda _: next(drawn))
+    draw = secrets.token_hex
+    monkeypatch.setattr(secrets, "token_hex", lambda n: next(drawn) if n == 2 else draw(n))
     store, header = Store(tmp_path), header_of()
     sides = bits_of_sides(header)
     now = datetime(2026, 11, 20, tzinfo=UTC)
