@@ -30,7 +30,7 @@ from ..numerics.differences import differences
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat, bits_of, widen
 from ..packaged_models import packaged_folder, require_gguf
 from ..progress import Progress
-from ..runs.dumps.arrays import FOREIGN, StoredArray, foreign_errors, forget, map_file
+from ..runs.dumps.arrays import StoredArray, foreign_errors, forget, map_file
 from ..runs.dumps.containers import read_safetensors
 from ..runs.dumps.llamacpp_files import gguf_header
 
@@ -272,7 +272,8 @@ def weight_files(folder: Path) -> list[Path]:
             try:
                 weight_map = json.loads((folder / index).read_text())["weight_map"]
                 shards = [folder / name for name in sorted(set(weight_map.values()))]
-            except FOREIGN as error:
+            # of any kind, by what the file holds instead
+            except Exception as error:
                 raise CaptureError(
                     f"{folder / index} is no index of weight files; copy the model again.",
                 ) from error

@@ -15,7 +15,7 @@ import numpy as np
 from ..errors import DumpError
 from ..numerics.arrays import Floats, Record
 from ..numerics.recorded_choices import write_choices
-from ..runs.dumps.arrays import FOREIGN, foreign_errors
+from ..runs.dumps.arrays import foreign_errors
 from ..text import clean, plural
 
 # Of a training batch, one value per token of the response; miles saves the part of a
@@ -46,7 +46,7 @@ def is_rollout(path: Path) -> bool:
             (pickle,) = (name for name in archive.namelist() if name.endswith("/data.pkl"))
             with archive.open(pickle) as file:
                 return b"rollout_id" in file.read(_HEAD)
-    except FOREIGN:
+    except Exception:
         return False
 
 
