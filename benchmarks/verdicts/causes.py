@@ -73,7 +73,7 @@ def complete(pair: Pair) -> PairRows:
         ("reference", "variant"),
         pair.dtype,
         (pair.tokens,),
-        [len(pair.x)],
+        [(0, position) for position in range(len(pair.x))],
         pair.x.shape[1],
         lambda side, start, stop: sides[side][start:stop],
     )

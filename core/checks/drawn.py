@@ -5,7 +5,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated
 
-import msgspec
 import numpy as np
 from msgspec import structs
 
@@ -108,9 +107,7 @@ class DrawnFigures(RatioFigures, kw_only=True):
         "smallest detectable fault at one position, x rounding error",
     ] = None
     fault_seen_over_all: Annotated[float, "smallest detectable fault overall, x rounding error"]
-    outliers: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"] = (
-        msgspec.field(name="beyond")
-    )
+    beyond: Annotated[Mapping[str, tuple[int, ...]], "outliers, by kind of place"]
 
     @property
     def names_position(self) -> bool:
@@ -233,7 +230,7 @@ def _error_row(
         nonfinite_mismatch=nonfinite,
         fault_seen_at_one_position=smallest_fault(test.position.limit),
         fault_seen_over_all=smallest_fault(exact.limits.over_all),
-        outliers={
+        beyond={
             each.kind: tuple(each.outliers[:8].tolist())
             for each in test.places
             if len(each.outliers)

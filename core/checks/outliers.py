@@ -56,7 +56,7 @@ def structure_of(
     prompts = np.searchsorted(begins, outliers, side="right") - 1
     places = outliers - begins[prompts]
     starts = places[np.append(True, (np.diff(outliers) > 1) | (np.diff(prompts) > 0))]
-    counts = {p: (prompts == p).sum() for p in np.unique(prompts)}
+    of_prompts = [(lengths[p], places[prompts == p]) for p in np.unique(prompts)]
     # Of a block of b tokens a boundary is a multiple of B with probability b / B, so n places that
     # are all multiples of B are B^n times likelier under B than under no block. Every prompt starts
     # at a multiple of everything, so 0 is left out.
@@ -68,9 +68,7 @@ def structure_of(
         first=(int(prompts[0]), int(places[0])),
         starts=tuple(starts[:64].tolist()),
         block=block if is_block else None,
-        is_tail=all(
-            count == lengths[p] - places[prompts == p].min() for p, count in counts.items()
-        ),
+        is_tail=all(len(mine) == length - mine[0] for length, mine in of_prompts),
     )
 
 

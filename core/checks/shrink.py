@@ -4,7 +4,6 @@ fault does not.
 
 from typing import Annotated
 
-import msgspec
 import numpy as np
 
 from ..evidence import (
@@ -38,7 +37,7 @@ _STANDS_OUT = 100.0
 ASKS_FOR_A_FLOOR = 50.0
 
 
-class ShrinkFigures(CheckFigures):
+class ShrinkFigures(CheckFigures, rename={"controls": "tried"}):
     """A pair in float32 compared with the same pair in 16 bits, if no noise floor is available."""
 
     compute_dtype: Dtype
@@ -52,10 +51,7 @@ class ShrinkFigures(CheckFigures):
     ]
     worst_position_ratio: Annotated[float, "largest ratio at one position"]
     worst_position: Annotated[tuple[int, int], "(prompt, position) of it"]
-    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = msgspec.field(
-        default=None,
-        name="tried",
-    )
+    controls: Annotated[tuple[str, ...] | None, "controls that were given"] = None
 
     @property
     def names_position(self) -> bool:

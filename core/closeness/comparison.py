@@ -335,8 +335,7 @@ class _Errors:
     def place(self, kind: str, number: int, ratio: float) -> Place:
         """Return a place by its number among those of its kind."""
         shapes = {"row": self.shape[:-1], "element": self.shape}
-        shape = shapes.get(kind, (number + 1,))
-        return Place(kind, _index_of(number, shape) if shape else (), ratio)
+        return Place(kind, _index_of(number, shapes.get(kind, (number + 1,))), ratio)
 
 
 def _in_one_unit(errors: Sequence[Values], exact: Values, fmt: FloatFormat) -> _Errors:

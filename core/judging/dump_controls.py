@@ -203,20 +203,18 @@ class DumpControls(Controls):
         )
 
     def neighbours(self) -> list[OtherRows]:
-        rows = []
-        for name, other in self._uploaded("neighbours").items():
-            rows.append(
-                OtherRows(
-                    name,
-                    f"'{name}' uploaded again, with other requests in its batch",
-                    OtherPromptsFigures(
-                        bit_identical=bool(other.is_bit_identical),
-                        neq=other.neq,
-                        rms_logits=other.rms,
-                    ),
-                )
+        return [
+            OtherRows(
+                name,
+                f"'{name}' uploaded again, with other requests in its batch",
+                OtherPromptsFigures(
+                    bit_identical=bool(other.is_bit_identical),
+                    neq=other.neq,
+                    rms_logits=other.rms,
+                ),
             )
-        return rows
+            for name, other in self._uploaded("neighbours").items()
+        ]
 
     def without_floor(self, wide: Pair) -> list[Evidence]:
         """Compare how far the pair is apart in 16 bits and in float32: rounding shrinks with the
@@ -279,14 +277,11 @@ class DumpControls(Controls):
         count = min(self.header.rows, ALIKE, _LOGITS // self.header.vocab)
         if count < _FEWEST_ROWS or not (self.figures.has_all_logits and self.header.has_tokens):
             return 0.0
-        logits = []
-        differences = []
-        for row in np.linspace(0, self.header.rows - 1, count).astype(int).tolist():
-            reference = some_values(self.figures, 0, (row, row + 1))
-            logits.append(np.where(np.isfinite(reference), reference, 0.0))
-            differences.append(self._differences(row, row + 1))
-        share = systematic_error(np.concatenate(differences), np.concatenate(logits)).share
-        return min(share, 1.0)
+        rows = np.linspace(0, self.header.rows - 1, count).astype(int).tolist()
+        differences = np.concatenate([self._differences(row, row + 1) for row in rows])
+        logits = np.concatenate([some_values(self.figures, 0, (row, row + 1)) for row in rows])
+        logits = np.where(np.isfinite(logits), logits, 0.0)
+        return min(systematic_error(differences, logits).share, 1.0)
 
     def _has_far_values(self, steps: Floats) -> bool:
         """Return whether a row has a value far beyond its best and its median one. steps: spacing

@@ -45,15 +45,11 @@ from ..evidence import (
     MISSING,
     NEIGHBOURS,
     NOTED,
-    ORDER,
     OWN_DTYPE,
     PASSED,
     PRECISION,
     RERUN,
-    SAMPLER,
     SCREENING,
-    STRUCTURE,
-    VALIDITY,
     Check,
     Evidence,
     Unmeasured,
@@ -75,15 +71,8 @@ _OF_ONE_TOKEN = 0.9
 _UNSTABLE = 12.0
 # groups that compare the size of a difference with that of rounding
 _BY_SIZE = (SCREENING, OWN_DTYPE, FLOAT32)
-# groups that need no model and no other dtype
-_OF_ARRAYS = (
-    VALIDITY,
-    SAMPLER,
-    RERUN,
-    NEIGHBOURS,
-    ORDER,
-    STRUCTURE,
-)
+# groups that need a model or another dtype
+_OF_CONTROLS = (OWN_DTYPE, FLOAT32, PRECISION)
 
 
 def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
@@ -104,8 +93,10 @@ def judge(controls: Controls, earlier: Verdict | None = None) -> Verdict:
 
 
 class _Trial:
-    """A pair on trial. pairs, floors, tests: the pair, its noise floor and their comparison by
-    dtype; error_tests: of each side in 16 bits.
+    """A pair on trial. floors, tests: its noise floor and the comparison with it by dtype;
+    floor_rows: both at every position; wide_dtype: that decides: float64, float32, or '' if neither
+    could be compared; not_finite: of the first dtype that has such logits; error_tests: of each
+    side in 16 bits.
     """
 
     def __init__(self, controls: Controls) -> None:
@@ -115,20 +106,17 @@ class _Trial:
         self.is_16_bits = controls.dtype not in WIDE_DTYPES
         self.evidence = controls.validity()  # and the sampler: is each emitted token the argmax?
         self.own = controls.pair(controls.dtype)
-        self.pairs: dict[str, Pair] = {}
         self.floors: dict[str, Floats] = {}
         self.tests: dict[str, FloorTest] = {}
+        self.floor_rows: list[FloorRows] = []
+        self.wide_dtype = ""
+        self.not_finite: NotFinite | None = None
         self.error_tests: dict[str, FloorTest] = {}
         self.precisions: Sequence[PrecisionVerdict] = []
 
     @property
-    def wide_dtype(self) -> str:
-        """The dtype that decides: float64, float32, or '' if neither could be compared."""
-        return next((dtype for dtype in WIDE_DTYPES if dtype in self.tests), "")
-
-    @property
     def wide(self) -> FloorTest | None:
-        """The comparison in that dtype."""
+        """The comparison in the dtype that decides."""
         return self.tests.get(self.wide_dtype)
 
     @property
@@ -159,7 +147,7 @@ class _Trial:
     def compare(self, dtype: str, pair: Pair, limits: Limits) -> bool:
         """Compare a pair with its noise floor; return whether there is one."""
         controls = self.controls
-        self.pairs[dtype] = pair
+        self.not_finite = self.not_finite or pair.not_finite
         try:
             floor = controls.floor(dtype)
         except CaptureError as error:
@@ -178,6 +166,10 @@ class _Trial:
         self.add(row)
         self.floors[dtype] = floor.squares
         self.tests[dtype] = test
+        if dtype in WIDE_DTYPES:
+            self.wide_dtype = dtype
+        floor_rms = np.sqrt(floor.squares.mean(axis=0))
+        self.floor_rows.append(FloorRows(dtype, np.sqrt(pair.squares), floor_rms))
         # is each recorded side what the model computes? If neither is, its floor says nothing
         if dtype == self.dtype and (squares := controls.from_model()):
             self.add(from_model_row(controls, squares, floor.squares))
@@ -324,10 +316,8 @@ class _Trial:
             dtype = self.dtype
         measure = deciding or self.tests.get(self.dtype)
         ratio = measure.noise_ratio if measure else None
-        mismatches = [pair.not_finite for pair in self.pairs.values()]
-        not_finite = next(filter(None, mismatches), None)
-        if deciding and not deciding.is_finite:
-            not_finite = None  # its own outliers say where
+        # if a difference that decides has no size, its own outliers say where
+        not_finite = None if deciding and not deciding.is_finite else self.not_finite
         takes_others = any(
             isinstance(row.figures, ChoicesFigures) and row.outcome == FAILED
             for row in self.evidence
@@ -354,11 +344,7 @@ class _Trial:
             causes=self.controls.causes,
             has_experts=self.controls.has_experts and not self.controls.replays,
         )
-        floors = []
-        for floor_dtype, floor in self.floors.items():
-            pair_rms = np.sqrt(self.pairs[floor_dtype].squares)
-            floors.append(FloorRows(floor_dtype, pair_rms, np.sqrt(floor.mean(axis=0))))
-        return replace(verdict, floors=tuple(floors))
+        return replace(verdict, floors=tuple(self.floor_rows))
 
     def place_and_module(
         self,
@@ -460,7 +446,7 @@ class _Trial:
             return
         screening = self.controls.arrays_alone()
         is_alone = all(
-            row.group in _OF_ARRAYS or row.outcome == MISSING or row.check == AGAINST_EXACT
+            row.group not in _OF_CONTROLS or row.outcome == MISSING or row.check == AGAINST_EXACT
             for row in self.evidence
         )
         if screening and (is_alone or screening.outcome == FAILED):

@@ -12,25 +12,16 @@ def ulps(a, b, width, first_nonfinite):
     sign = np.int64(1) << (width - 1)
     low = sign - 1
     for row in range(a.shape[0]):
-        largest = np.int64(0)
         for j in range(a.shape[1]):
             x = np.int64(a[row, j])
             y = np.int64(b[row, j])
             p = x & low
             q = y & low
-            largest = max(largest, max(p, q))
-            out[row, j] = abs((-p if x & sign else p) - (-q if y & sign else q))
-        if largest < first_nonfinite:
-            continue
-        for j in range(a.shape[1]):
-            x = np.int64(a[row, j])
-            y = np.int64(b[row, j])
-            p = x & low
-            q = y & low
-            if p < first_nonfinite and q < first_nonfinite:
-                continue
-            both_nan = p > first_nonfinite and q > first_nonfinite
-            out[row, j] = 0 if both_nan or x == y else (sign << 1) - 1
+            distance = abs((-p if x & sign else p) - (-q if y & sign else q))
+            if max(p, q) >= first_nonfinite:
+                are_nan = min(p, q) > first_nonfinite
+                distance = 0 if are_nan or x == y else (sign << 1) - 1
+            out[row, j] = distance
     return out
 
 
@@ -52,16 +43,13 @@ def row_ulps(a, b, spacing):
 def maxima(cells, positions, tokens):
     rows, columns = cells.shape
     out = np.zeros((-(-rows // positions), -(-columns // tokens)), cells.dtype)
-    whole = columns // tokens
     for row in range(rows):
         target = row // positions
-        for j in range(whole):
+        for j in range(out.shape[1]):
             largest = out[target, j]
-            for k in range(j * tokens, (j + 1) * tokens):
+            for k in range(j * tokens, min((j + 1) * tokens, columns)):
                 largest = max(largest, cells[row, k])
             out[target, j] = largest
-        for k in range(whole * tokens, columns):
-            out[target, whole] = max(out[target, whole], cells[row, k])
     return out
 
 
@@ -88,16 +76,9 @@ def descending(bits, width, first_nonfinite):
                 starts[((keys[j] >> np.uint32(shift)) & np.uint32(0xFFFF)) + 1] += 1
             for j in range(1, 65537):
                 starts[j] += starts[j - 1]
-            last = shift + 16 >= width
-            if last:
-                for j in range(vocab):
-                    digit = (keys[ids[j]] >> np.uint32(shift)) & np.uint32(0xFFFF)
-                    out[row, starts[digit]] = ids[j]
-                    starts[digit] += 1
-            else:
-                for j in range(vocab):
-                    digit = (keys[j] >> np.uint32(shift)) & np.uint32(0xFFFF)
-                    out[row, starts[digit]] = j
-                    starts[digit] += 1
-                ids[:] = out[row]
+            for j in range(vocab):
+                digit = (keys[ids[j]] >> np.uint32(shift)) & np.uint32(0xFFFF)
+                out[row, starts[digit]] = ids[j]
+                starts[digit] += 1
+            ids[:] = out[row]
     return out

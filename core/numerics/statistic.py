@@ -174,12 +174,13 @@ def floor_test(
     places = []
     for kind, labels in groups.items():
         is_member = labels >= 0
-        members = labels[is_member]
-        counts = np.bincount(members)
-        numbers = np.flatnonzero(counts)
+        numbers, members, counts = np.unique(
+            labels[is_member],
+            return_inverse=True,
+            return_counts=True,
+        )
         values = np.nan_to_num(np.stack([mine, *ratios])[:, is_member], posinf=np.inf)
-        sums = np.stack([np.bincount(members, each)[numbers] for each in values])
-        means = sums / counts[numbers]
+        means = np.stack([np.bincount(members, each) for each in values]) / counts
         places.append(places_of(kind, means[0], means[1:], numbers))
     sizes = draws.mean(axis=1)
     rest = (sizes.sum() - sizes) / max(count - 1, 1)

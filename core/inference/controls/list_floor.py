@@ -72,7 +72,7 @@ def rescore(
             says = f"scoring by '{loaded.name}' in {loaded.dtype}, {what}"
             for number, batch in enumerate(batches):
                 say(says, number, len(batches), "batches")
-                scores |= _scores_of(loaded, batch, rows, pair.values)
+                scores |= _scores_of(loaded, batch, rows, are_logits=not pair.has_constants)
             of_rows = [scores[row.prompt, row.position] for row in rows]
             values, entropies = zip(*of_rows, strict=True)
             return np.concatenate(values), np.array(entropies)
@@ -105,7 +105,8 @@ def _scores_of(
     loaded: LoadedModel,
     batch: Mapping[int, Ids],
     rows: Sequence[RowPair],
-    values: str,
+    *,
+    are_logits: bool,
 ) -> Scores:
     """Return the values of each row of the batch's prompts, as an engine sends them:
     log-probabilities in float32; and its entropy.
@@ -135,7 +136,7 @@ def _scores_of(
             entropies = torch.special.entr(logprobs.exp()).sum(-1).tolist()
             counts = [len(row.token_ids) for row in here]
             tokens = np.concatenate([row.token_ids for row in here])
-            chosen = of_rows if values == "logit" else logprobs
+            chosen = of_rows if are_logits else logprobs
             chosen = chosen[np.repeat(np.arange(len(here)), counts), tokens].double().cpu()
             parts = np.split(chosen.numpy(), np.cumsum(counts)[:-1])
             for row, part, entropy in zip(here, parts, entropies, strict=True):
@@ -172,7 +173,12 @@ def _replay_experts(
         ids = ids_of[prompt]
         noted = Choices(len(ids))
         with following_choices(loaded, ModuleTrace(ids), noted.note, forced):
-            return noted, _scores_of(loaded, {prompt: ids}, of_prompt, pair.values)
+            return noted, _scores_of(
+                loaded,
+                {prompt: ids},
+                of_prompt,
+                are_logits=not pair.has_constants,
+            )
 
     parts = []
     for prompt, recorded in pair.experts.items():

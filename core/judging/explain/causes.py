@@ -88,7 +88,7 @@ def explain(pair: PairRows) -> Explanation:
     causes = [cause for cause in causes if cause.name not in implications]
     # other tokens first
     causes.sort(key=lambda cause: (cause.name != "other tokens", -(cause.explained or 0.0)))
-    positions = plural(pair.positions, "position")
+    positions = plural(len(pair.every_place), "position")
     says = f"Checked {len(pair.rows):,} of {positions} for: {', '.join(looked_for)}."
     not_checked = [f"{', '.join(names)} (needs {what})" for what, names in missing.items()]
     if not_checked:

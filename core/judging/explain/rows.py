@@ -78,33 +78,31 @@ class RowPair(NamedTuple):
 class PairRows:
     """A pair as rows.
 
-    names: of reference and variant. values: 'logit', or 'logprob' with a constant of its own at
-    every position. dtype: of complete rows, '' for lists. positions: number of shared ones. places:
-    (prompt, position) in blocks of consecutive ones; whole: all values there, NaN if a list lacks
-    them, and is_masked: those that a mask left out, [sides, places, tokens]. lists, tokens: of
-    lists, and their prompts' tokens by side if known. factor: what the reference was multiplied by
-    since. find_moves: looks among all places, if `places` are only some of them. experts: that a
-    rollout recorded, by prompt, [tokens, layers, k].
+    names: of reference and variant. dtype: of complete rows of logits, '' for lists of
+    log-probabilities, which have a constant of their own at every position. every_place: (prompt,
+    position) that both sides have; places: some of them, in blocks of consecutive ones; whole: all
+    values there, NaN if a list lacks them, and is_masked: those that a mask left out, [sides,
+    places, tokens]. lists, tokens: of lists, and their prompts' tokens by side if known. factor:
+    what the reference was multiplied by since. find_moves: looks among all places, if `places` are
+    only some of them. experts: that a rollout recorded, by prompt, [tokens, layers, k].
     """
 
     names: tuple[str, str]
-    values: str
     dtype: str
     rows: Sequence[RowPair]
-    positions: int
+    every_place: Sequence[tuple[int, int]]
     places: Sequence[tuple[int, int]]
     whole: Values
     is_masked: Flags | None = None
     lists: ResponsePair | None = None
     tokens: Sequence[Sequence[tuple[int, ...]]] = ()
     factor: float = 1.0
-    every_place: Sequence[tuple[int, int]] = ()
     find_moves: Callable[[], Moves] | None = None
     experts: Mapping[int, Choices] = field(default_factory=dict)
 
     @property
     def has_constants(self) -> bool:
-        return self.values == "logprob"
+        return not self.dtype
 
     def masks(self) -> Flags:
         """Return `is_masked`; TooFewError for lists."""
@@ -134,35 +132,30 @@ def rows_of_run(run: Measured, pair: int) -> PairRows:
         (header.sides[0].name, header.sides[pair + 1].name),
         header.compute_dtype,
         tuple(tuple(prompt.token_ids or ()) for prompt in header.prompts),
-        [prompt.positions for prompt in header.prompts],
+        header.places(),
         header.vocab,
         read,
     )
     if len(rows.places) == header.rows or header.rows > MOST_ROWS:
         return rows
-    return replace(
-        rows,
-        every_place=header.places(),
-        find_moves=partial(moves_of_run, run, pair),
-    )
+    return replace(rows, find_moves=partial(moves_of_run, run, pair))
 
 
 def complete_rows(
     names: tuple[str, str],
     dtype: str,
     tokens: tuple[tuple[int, ...], ...],
-    lengths: Sequence[int],
+    every_place: Sequence[tuple[int, int]],
     vocab: int,
     read: Callable[[int, int, int], Array],
 ) -> PairRows:
     """Return some of a pair's complete rows, each with some tokens.
 
-    tokens: of each prompt, () if unknown; lengths: its positions. read(side, start, stop): all
-    values of rows of all prompts. [stop - start, vocab]
+    tokens: of each prompt, () if unknown; every_place: (prompt, position) of all rows. read(side,
+    start, stop): all values of rows of all prompts. [stop - start, vocab]
     """
-    every = [(prompt, at) for prompt, length in enumerate(lengths) for at in range(length)]
-    blocks = _blocks(len(every), _MOST_LOGITS // vocab)
-    places = [every[at] for block in blocks for at in block]
+    blocks = _blocks(len(every_place), _MOST_LOGITS // vocab)
+    places = [every_place[at] for block in blocks for at in block]
     sides = []
     masks = []
     for side in (0, 1):
@@ -193,10 +186,9 @@ def complete_rows(
             rows.append(RowPair(prompt, position, ids, x[ids], y[ids], times))
     return PairRows(
         names,
-        "logit",
         dtype,
         rows,
-        len(every),
+        every_place,
         places,
         whole,
         is_masked,
@@ -255,10 +247,9 @@ def rows_of_lists(
     ]
     return PairRows(
         names=(pair.reference, pair.variant),
-        values="logprob",
         dtype="",
         rows=rows,
-        positions=len(places),
+        every_place=places,
         places=[places[at] for at in blocks],
         whole=whole.reshape(2, len(blocks), whole.shape[1]),
         lists=pair,
@@ -316,10 +307,9 @@ def rows_of_rollouts(run: Figures) -> tuple[dict[int, tuple[int, ...]], PairRows
     pair = run.header.sides[0].name, run.header.sides[1].name
     return sequences, PairRows(
         pair,
-        "logprob",
         "",
         rows,
-        len(rows),
+        places,
         places,
         np.empty((2, 0, 0)),
         experts={

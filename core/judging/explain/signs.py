@@ -63,10 +63,9 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
         for at, (prompt, position) in enumerate(places):
             moved = (prompt, position + shift) if axis else (prompt + shift, position)
             to = index.get(moved)
-            if to is not None and own[at] > 0:
+            if to is not None and own[at] > 0 and np.isfinite(distances[at, to]):
                 squares.append((own[at], distances[at, to]))
-        finite = [row for row in squares if np.isfinite(row).all()]
-        original, remaining = np.array(finite).reshape(-1, 2).T
+        original, remaining = np.array(squares).reshape(-1, 2).T
         is_explained = remaining <= (1 - EXPLAINED) * original
         is_whole_explained = remaining.sum() <= (1 - EXPLAINED) * original.sum()
         if len(original) >= least and is_explained.mean() > share and is_whole_explained:
@@ -85,7 +84,7 @@ def misaligned_rows(pair: PairRows) -> Iterator[Cause]:
     if pair.find_moves:
         rows = pair.find_moves()
         places = pair.every_place
-        total = pair.positions
+        total = len(places)
     nearest = rows.nearest
     is_elsewhere = nearest != np.arange(len(nearest))
     is_moved = is_elsewhere & (rows.own > 0) & (rows.least <= SAME_ROW * rows.own)

@@ -182,10 +182,9 @@ def test_experts_summed_in_another_order_are_no_other_weights():
     ]
     pair = PairRows(
         ("rollout", "trainer"),
-        "logprob",
         "",
         rows,
-        len(rows),
+        places,
         places,
         np.empty((2, 0, 0)),
     )

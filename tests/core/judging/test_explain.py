@@ -140,7 +140,7 @@ def causes_of(y, x=LOGITS):
             ("a", "b"),
             "float32",
             (TOKENS,),
-            [len(x)],
+            [(0, position) for position in range(len(x))],
             x.shape[1],
             read,
         ),
