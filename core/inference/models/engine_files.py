@@ -15,7 +15,6 @@ import torch
 
 from ...disk import WRITING, discard, hold, making
 from ...errors import CaptureError
-from ...numerics.arrays import Array
 from ...packaged_models import cache_folder, packaged_folder, require_gguf
 from .devices import bits_of
 from .model import LoadedModel, save_model
@@ -28,6 +27,7 @@ _ARCHITECTURES = {
     "qwen3": "QWEN3",
     "gemma": "GEMMA",
 }
+_TYPES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16"}  # as ggml calls them
 _KEPT_FILES = 6
 _LOCK = ".lock"
 _digests: WeakKeyDictionary[torch.nn.Module, tuple[tuple[int, ...], str]] = WeakKeyDictionary()
@@ -165,7 +165,7 @@ def _write(
         # a tied head is left to the engine
         if is_tied and name == "lm_head.weight":
             continue
-        values = np.ascontiguousarray(weight.float().cpu().numpy())
+        values = weight.float().cpu()
         stem, _, ending = name.rpartition(".")
         tensor = names.get_name(stem)
         if tensor is None:
@@ -175,14 +175,19 @@ def _write(
         if is_llama and ending == "weight" and tensor.endswith(("attn_q", "attn_k")):
             # llama.cpp's Llama rotates neighboring rows of queries and keys instead of halves
             of_heads = values.reshape(-1, 2, size // 2, values.shape[1])
-            values = np.ascontiguousarray(of_heads.swapaxes(1, 2).reshape(values.shape))
+            values = of_heads.swapaxes(1, 2).reshape(values.shape)
         if kind == "gemma" and tensor.endswith("norm"):
             # transformers adds it, llama.cpp has it in the file
-            values = values + np.float32(1)
-        data: Array = values
-        raw_dtype = gguf.GGMLQuantizationType.F32
-        if values.ndim > 1 and dtype != "float32":
-            data, raw_dtype = _in_dtype(name, values, dtype)
+            values = values + 1
+        stored_dtype = dtype if values.ndim > 1 else "float32"
+        stored = values.to(getattr(torch, stored_dtype))
+        if stored_dtype != "float32" and not torch.equal(stored.float(), values):
+            raise CaptureError(
+                f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype"
+                " out.",
+            )
+        raw_dtype = gguf.GGMLQuantizationType[_TYPES[stored_dtype]]
+        data = bits_of(stored).view(np.uint8)
         file.add_tensor(f"{tensor}.{ending}", data, raw_dtype=raw_dtype)
     if config.rope_parameters["rope_type"] != "default":
         # llama.cpp divides the base's frequencies by these
@@ -194,20 +199,6 @@ def _write(
     file.write_kv_data_to_file()
     file.write_tensors_to_file()
     file.close()
-
-
-def _in_dtype(name: str, values: Array, dtype: str) -> tuple[Array, Any]:
-    import gguf
-
-    tensor = torch.from_numpy(values)
-    half = tensor.to(getattr(torch, dtype))
-    if not torch.equal(half.float(), tensor):
-        raise CaptureError(
-            f"{dtype} does not hold the model's '{name}' exactly; leave the engine's dtype out.",
-        )
-    if dtype == "float16":
-        return half.numpy(), gguf.GGMLQuantizationType.F16
-    return bits_of(half).view(np.uint8), gguf.GGMLQuantizationType.BF16
 
 
 def _rotary(loaded: LoadedModel) -> Any:
