@@ -106,6 +106,17 @@ def screening_row(
     has_few = peak is not None and np.isnan(peak)
     is_uneven = peak is not None and peak > MOST_PEAK
     of_16_bits = size / FLOAT32_STEPS
+    larger = {
+        f"RMS {number(size, 3)} row ULPs of {dtype} (limit {rounding:g})": size > rounding,
+        f"{multiple(worst)} the median at one position (limit {STANDS_OUT_MOST}x)": (
+            worst > STANDS_OUT_MOST
+        ),
+        f"{plural(flips or 0, 'flip')} beyond the noise": bool(flips),
+        f"{systematic:.0%} of it follows the logits (limit {SYSTEMATIC_SHARE:.0%})": (
+            systematic > SYSTEMATIC_SHARE
+        ),
+    }
+    reach = [text for text, is_larger in larger.items() if is_larger]
     measurement = f"The RMS difference is {number(size, 3)} row ULPs of {dtype}"
     outcome = FAILED
     if causes:
@@ -124,10 +135,9 @@ def screening_row(
     elif len(outliers) and not has_experts:
         place = place_in_words(outliers[0], lengths)
         ratio = multiple(over_typical[outliers[0]])
-        reach = f"{ratio} the median position's (limit {STANDS_OUT}x)"
         says = (
-            f"The difference at {place} is {reach}. A mixture of experts may do this"
-            " (--mixture-of-experts)."
+            f"The difference at {place} is {ratio} the median position's (limit {STANDS_OUT}x). A"
+            " mixture of experts may do this (--mixture-of-experts)."
         )
     elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
         outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
@@ -143,20 +153,9 @@ def screening_row(
             "Values far beyond the others of a row, as of a mask, make row ULPs so large that they"
             " hide differences of the others: save -inf in their place."
         )
-    elif size > rounding or worst > STANDS_OUT_MOST or flips or systematic > SYSTEMATIC_SHARE:
+    elif reach:
         outcome = NOTED
-        sizes = {
-            f"RMS {number(size, 3)} row ULPs of {dtype} (limit {rounding:g})": size > rounding,
-            f"{multiple(worst)} the median at one position (limit {STANDS_OUT_MOST}x)": (
-                worst > STANDS_OUT_MOST
-            ),
-            f"{plural(flips or 0, 'flip')} beyond the noise": bool(flips),
-            f"{systematic:.0%} of it follows the logits (limit {SYSTEMATIC_SHARE:.0%})": (
-                systematic > SYSTEMATIC_SHARE
-            ),
-        }
-        reach = series([text for text, is_beyond in sizes.items() if is_beyond])
-        says = f"Larger than rounding usually is: {reach}. A control decides."
+        says = f"Larger than rounding usually is: {series(reach)}. A control decides."
     else:
         outcome = PASSED
         says = (

@@ -108,10 +108,8 @@ def alone_evidence(
     """
     names, ratios = alone.names, alone.ratios
     is_beyond = ~(ratios <= LARGEST_ALONE)  # so is NaN
-    starts = {
-        int(module): int(is_beyond[module].argmax())
-        for module in np.flatnonzero(is_beyond.any(axis=1))
-    }
+    modules_beyond = np.flatnonzero(is_beyond.any(axis=1)).tolist()
+    starts = {module: int(is_beyond[module].argmax()) for module in modules_beyond}
     levels, on_top = _noise(alone, starts)
     faults = on_top or starts
     faulty = [names[module] for module in sorted(faults)]
@@ -150,10 +148,7 @@ def alone_evidence(
         figures.bits = round(-float(np.log2(np.median(list(levels.values())))) - _OF_A_PRODUCT, 1)
         says = f"{differ}, beyond {figures.bits:.0f}-bit noise of {figures.kind}."
     if levels and not on_top:
-        says = (
-            f"{figures.kind} of {figures.blocks} layers: {figures.bits:.0f} bits. Lower precision?"
-            " --declare it."
-        )
+        says = f"{figures.part}: {figures.bits:.0f} bits. Lower precision? --declare it."
     return Evidence(ALONE, control, figures, NOTED, says, side)
 
 

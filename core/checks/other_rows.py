@@ -80,8 +80,11 @@ class OtherRows:
 def other_rows_row(subject: Subject, rows: OtherRows, floor: Floats | None) -> Evidence:
     """Return the row on other rows. floor: in the dtype of the difference, None without one."""
     bits = rows.figures
+    figures: CheckFigures = bits
+    check = OTHER_ROW
     outcome = PASSED
     if isinstance(bits, OtherPromptsFigures):
+        check = OTHER_PROMPTS
         side = f"'{rows.side}'"
         says = f"Other prompts in the batch do not change a bit of {side}."
         if not bits.bit_identical and subject.has_experts:
@@ -92,39 +95,33 @@ def other_rows_row(subject: Subject, rows: OtherRows, floor: Floats | None) -> E
             says = (
                 f"Other prompts in the batch change the logits of {side}: data leaks between rows."
             )
-        return Evidence(OTHER_PROMPTS, rows.control, bits, outcome, says, rows.side)
-    if rows.difference is None or floor is None:
+    elif rows.difference is None or floor is None:
         same = "the same bits as"
         if not bits.bit_identical:
             outcome, same = NOTED, "other bits than"
         says = f"Row {bits.other_row} of {bits.rows} gives {same} row {bits.row}."
-        return Evidence(OTHER_ROW, rows.control, bits, outcome, says, rows.side)
-    mismatch = rows.difference.not_finite
-    test = floor_test(rows.difference.sizes, floor, WIDE)
-    size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {rows.dtype}"
-    differs = f"Row {bits.other_row} of {bits.rows} differs from row {bits.row}"
-    outcome, says = FAILED, f"{differs} by up to {size}: the result depends on the row."
-    if mismatch:
-        says = f"{differs}: {mismatch.says(subject.lengths)}."
-    elif test.is_passed:
-        outcome, says = PASSED, f"{differs} by {size}, as rounding does."
-    elif subject.chooses_keys:
-        outcome, says = NOTED, f"{differs}: other keys, by near ties of the indexer?"
-    return Evidence(
-        OTHER_ROW_FLOOR,
-        rows.control,
-        OtherRowFloorFigures(
+    else:
+        check = OTHER_ROW_FLOOR
+        mismatch = rows.difference.not_finite
+        test = floor_test(rows.difference.sizes, floor, WIDE)
+        size = f"{multiple(max(test.ratio, test.worst or 0.0))} the noise floor in {rows.dtype}"
+        differs = f"Row {bits.other_row} of {bits.rows} differs from row {bits.row}"
+        outcome, says = FAILED, f"{differs} by up to {size}: the result depends on the row."
+        if mismatch:
+            says = f"{differs}: {mismatch.says(subject.lengths)}."
+        elif test.is_passed:
+            outcome, says = PASSED, f"{differs} by {size}, as rounding does."
+        elif subject.chooses_keys:
+            outcome, says = NOTED, f"{differs}: other keys, by near ties of the indexer?"
+        figures = OtherRowFloorFigures(
             **structs.asdict(bits),
             compute_dtype=rows.dtype,
             noise_ratio=test.noise_ratio,
             worst_position_ratio=test.worst,
             positions_beyond=len(test.outliers),
             nonfinite_mismatch=mismatch.logits if mismatch else 0,
-        ),
-        outcome,
-        says,
-        rows.side,
-    )
+        )
+    return Evidence(check, rows.control, figures, outcome, says, rows.side)
 
 
 def without_leaks_of_unsteady_sides(evidence: Sequence[Evidence]) -> list[Evidence]:

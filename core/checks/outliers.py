@@ -88,19 +88,15 @@ def outliers_row(
     if shape.first:
         prompt, position = shape.first
         row, place = sum(lengths[:prompt]) + position, words_of(shape.first, lengths)
-        exceed = "exceeds" if shape.positions == 1 else "exceed"
-        who = f"{shape.positions:,} of {plural(sum(lengths), 'position')}, first {place},"
+        verb = "exceeds" if shape.positions == 1 else "exceed"
+        who = f"{shape.positions:,} of {plural(sum(lengths), 'position')}, first {place}, {verb}"
         if shape.is_tail and len(lengths) == 1:
-            who, exceed = f"Positions {row} to the end" if row else "All positions", "exceed"
-        block = (
-            f"; starts are multiples of {shape.block}, like blocks of a KV cache"
-            if shape.block
-            else ""
-        )
-        says = (
-            f"{who} {exceed} the {dtype} limit of one position"
-            f" ({number(test.position.limit)}x){block}."
-        )
+            who = f"Positions {row} to the end exceed" if row else "All positions exceed"
+        block = ""
+        if shape.block:
+            block = f"; starts are multiples of {shape.block}, like blocks of a KV cache"
+        limit = f"{number(test.position.limit)}x"
+        says = f"{who} the {dtype} limit of one position ({limit}){block}."
         if first and first != shape.first:
             says = (
                 f"Noise of the precision begins at {place}, the fault at"

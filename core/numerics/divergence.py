@@ -11,7 +11,6 @@ import os
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cache
-from types import ModuleType
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,22 +30,15 @@ _log = logging.getLogger(__name__)
 _LEAST_DISTANCES = np.concatenate([np.arange(DENSE), 1 << np.arange(16, 32)])
 
 
-@cache
-def _kernel() -> ModuleType:
-    """Import the loops when first needed: numba takes a third of a second, and viewing a run rarely
-    needs it.
-    """
-    from . import kernel
-
-    return kernel
-
-
 def is_compiled(fmt: FloatFormat) -> bool:
     """Return whether numba keeps the comparison compiled for elements of this width; else it takes
     10 to 15 s.
     """
+    # numba takes a third of a second to load, and viewing a run rarely needs it
+    from .kernel import compare_rows
+
     try:
-        index = _kernel().compare_rows._cache._cache_file._load_index()
+        index = compare_rows._cache._cache_file._load_index()
         return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
     except Exception:
         # private to numba, other versions differ: then report nothing
@@ -235,10 +227,11 @@ def compare(
 
     has_tokens: whether rows are over a vocabulary; other values may be one a row.
     """
+    from .kernel import compare_rows
+
     # compiled loops check no bounds
     assert a.shape == b.shape
     assert a.dtype == b.dtype == fmt.carrier
-    compare_rows = _kernel().compare_rows
     _tell_of_compiling(fmt)
     rows, vocab = a.shape
     k = min(TOP_K, vocab)

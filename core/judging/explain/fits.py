@@ -39,10 +39,7 @@ def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
             f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature"
             f" of {amount}."
         )
-
-        def scale(row: RowPair) -> RowPair:
-            return row._replace(x=factor * row.x)
-
+        scale = _apply(1, partial(np.multiply, factor))
         undo = Undo(scale, share=TRIMMED, has_constant=True)
         yield Cause("temperature", says, {"factor": factor, "temperature": 1 / factor}, undo)
 

@@ -346,25 +346,23 @@ def single_values(pair: PairRows) -> Iterator[Cause]:
     """Find a row of which a few values are off and the others agree: rounding moves them alike."""
     if not pair.lists:
         raise TooFewError("lists of top tokens")
-    places = []
-    for at in range(0, len(pair.lists.positions), 1 + len(pair.lists.positions) // _MOST_LISTED):
-        sizes, largest = _differences_of_list(pair.lists, at)
+    rows = []
+    step = 1 + len(pair.every_place) // _MOST_LISTED
+    for at, place in enumerate(pair.every_place[::step]):
+        sizes, largest = _differences_of_list(pair.lists, at * step)
         if len(sizes) >= _LEAST_LISTED:
             others = rms(sizes[: -max(1, len(sizes) // _LEAST_LISTED)])
-            places.append((at, sizes[-1], others, max(_LEAST_JUMP, _OF_VALUE * largest)))
-    if len(places) < LEAST_ROWS:
+            rows.append((place, sizes[-1], others, max(_LEAST_JUMP, _OF_VALUE * largest)))
+    if len(rows) < LEAST_ROWS:
         return
-    typical = np.median([others for _, _, others, _ in places])
-    for at, jump, others, least in places:
+    typical = np.median([others for _, _, others, _ in rows])
+    for place, jump, others, least in rows:
         if jump > max(least, LARGEST_PEAK * max(others, typical)):
-            position = int(pair.lists.positions[at])
-            prompt = int(pair.lists.prompts[at])
-            place = _place((prompt, position))
             says = (
-                f"A value is off, or its token missing, by {number(jump)} nats at {place}, most"
-                f" others by {number(others)}: rounding moves them alike."
+                f"A value is off, or its token missing, by {number(jump)} nats at {_place(place)},"
+                f" most others by {number(others)}: rounding moves them alike."
             )
-            yield Cause("single value", says, {"prompt": prompt, "position": position})
+            yield Cause("single value", says, {"prompt": place[0], "position": place[1]})
             return
 
 
@@ -396,8 +394,7 @@ def sampler(pair: PairRows) -> Iterator[Cause]:
         others = np.flatnonzero(is_usable & (tops.data != rows.targets))
         if len(others) >= 2 or (len(others) and is_usable.sum() < 8):
             first = others[0]
-            position = int(lists.positions[first])
-            prompt = int(lists.prompts[first])
+            prompt, position = pair.every_place[first]
             says = (
                 f"'{name}' emitted other tokens than its top ones at {len(others):,} of"
                 f" {is_usable.sum():,} positions ({rows.targets[first]} for {tops[first]} at"
