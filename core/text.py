@@ -5,8 +5,8 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 
-_BYTE = re.compile("<0x([0-9A-F]{2})>")
-_VISIBLE = {" ": "·", "\n": "↵", "\t": "⇥", "\r": "␍"}
+_BYTE = re.compile(b"<0x([0-9A-F]{2})>")
+_VISIBLE = {"\n": "↵", "\t": "⇥", "\r": "␍"}
 # Letters and marks that are drawn as nothing: the default ignorable ones of Unicode that Python
 # calls printable, and the blank pattern of braille.
 _RANGES = (
@@ -51,9 +51,9 @@ def _replace_unseen(text: str, replace: Callable[[str], str], besides: str = "")
 
 def visible(text: str) -> str:
     """Return a token's text with its whitespace and control characters shown."""
-    return "".join(
-        _VISIBLE.get(c) or (c if c.isprintable() and c not in _BLANK else f"\\x{ord(c):02x}")
-        for c in text
+    return _replace_unseen(
+        text.replace(" ", "·"),
+        lambda character: _VISIBLE.get(character, f"\\x{ord(character):02x}"),
     )
 
 
@@ -104,6 +104,10 @@ def readable(raw: bytes) -> str:
     )
 
 
+def _byte_of(match: re.Match[bytes]) -> bytes:
+    return bytes.fromhex(match[1].decode())
+
+
 def join_bytes(tokens: Sequence[str]) -> list[str]:
     """Return the tokens' texts with each character of which tokens have some bytes, as '<0xE2>', at
     the token of its first byte; a token with nothing but later bytes is empty.
@@ -114,11 +118,9 @@ def join_bytes(tokens: Sequence[str]) -> list[str]:
     owners = []
     whole = bytearray()
     for place, text in enumerate(tokens):
-        for number, part in enumerate(_BYTE.split(text)):
-            is_byte = number % 2 > 0
-            raw = bytes.fromhex(part) if is_byte else part.encode("utf-8", "replace")
-            whole += raw
-            owners += [place] * len(raw)
+        raw = _BYTE.sub(_byte_of, text.encode("utf-8", "replace"))
+        whole += raw
+        owners += [place] * len(raw)
     joined = [""] * len(tokens)
     start = 0
     for character in whole.decode("utf-8", "surrogateescape"):

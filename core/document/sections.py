@@ -401,11 +401,10 @@ def _log_axis(title: str, values: Any, zero: float | None = None) -> Axis:
 
 def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
     yield element("p", prose(flips.near_ties_sentence(figures)))
-    points = flips.margin_points(figures)
-    x, x_zero = flips.above_zero(points.difference)
-    y, y_zero = flips.above_zero(points.margin)
-    across = _log_axis(f"largest difference at the position, {run.header.unit}", x, x_zero)
-    up = _log_axis(f"smaller margin of the two sides, {run.header.unit}", y, y_zero)
+    points, x_zero, y_zero = flips.margin_points(figures)
+    unit = run.header.unit
+    across = _log_axis(f"largest difference at the position, {unit}", points["x"], x_zero)
+    up = _log_axis(f"smaller margin of the two sides, {unit}", points["y"], y_zero)
     # after zeros
     start = max((x_zero or across.low) * 1.5, (y_zero or up.low) * 0.75)
     end = min(across.high, up.high / 2)
@@ -415,33 +414,24 @@ def _near_ties(run: RunReader, figures: DataFrame) -> Iterator[Markup]:
         legend["bound"] = "margin = 2 x difference"
         xs, ys = (across.at(start), across.at(end)), (up.at(2 * start), up.at(2 * end))
         marks.append(line(xs, ys, "bound"))
-    shares = points.margin / np.maximum(points.difference, 1e-300)
-    nearest = np.argsort(shares, kind="stable")[: FILE.positions]
+    shares = points["margin"] / points["difference"].clip(lower=1e-300)
+    order = shares.sort_values(kind="stable").index[: FILE.positions]
+    nearest = points.loc[order].sort_index()
     kinds = ("quiet", "reference", "variant", "mismatch")
-    for (name, mask), kind in zip(points.kinds.items(), kinds, strict=True):
-        rows = np.sort(nearest[mask[nearest]])
-        if len(rows):
-            legend[kind] = f"{name} ({int(mask.sum()):,})"
-        for row in rows:
-            place = points.table.iloc[row]
+    for name, kind in zip(flips.KINDS, kinds, strict=True):
+        shown = nearest[nearest["kind"] == name]
+        if len(shown):
+            legend[kind] = f"{name} ({(points['kind'] == name).sum():,})"
+        for row in shown.itertuples():
             title = (
-                f"prompt {place['prompt']}, position {place['position']}: margin"
-                f" {number(points.margin[row])}, largest difference"
-                f" {number(points.difference[row])}"
+                f"prompt {row.prompt}, position {row.position}: margin {number(row.margin)},"
+                f" largest difference {number(row.difference)}"
             )
             radius = 5 if kind == "variant" else 3
-            marks.append(
-                dot(
-                    across.at(x[row]),
-                    up.at(y[row]),
-                    kind,
-                    title,
-                    radius,
-                )
-            )
+            marks.append(dot(across.at(row.x), up.at(row.y), kind, title, radius))
     note = ""
-    if len(x) > len(nearest):
-        note = f" {len(nearest):,} of {len(x):,} are drawn: the nearest to a flip."
+    if len(points) > len(nearest):
+        note = f" {len(nearest):,} of {len(points):,} are drawn: the nearest to a flip."
     yield element("p", "Positions can flip only below the line.", note)
     label = "Margins and differences of every position, log scales"
     yield chart(

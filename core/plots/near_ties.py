@@ -7,7 +7,7 @@ import plotly.graph_objects as go
 
 from ..numerics.arrays import Array, DataFrame, Record
 from ..places import words_of
-from ..runs.queries.flips import above_zero, margin_points
+from ..runs.queries.flips import KINDS, margin_points
 from ..text import visible
 from .style import (
     FLIP,
@@ -49,9 +49,8 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
     to be hovered and clicked only. texts: of every prompt's tokens, empty if unknown. A click gives
     prompt, position, difference, margin.
     """
-    table, margin, difference, kinds = margin_points(table)
-    x, x_zero = above_zero(difference)
-    y, y_zero = above_zero(margin)
+    points, x_zero, y_zero = margin_points(table)
+    x, y = points["x"], points["y"]
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     (left, right), (bottom, top) = ends
     # the line begins after the gutters of zeros
@@ -69,29 +68,29 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
         hoverinfo="skip",
         line={"color": QUIET, "dash": "dash", "width": 1.5},
     )
-    labels = _labels(table, texts)
-    hover_data = np.stack([table["prompt"], table["position"], difference, margin], axis=1)
+    points["label"] = _labels(points, texts)
     hover_text = (
-        f"%{{text}}<br>smaller margin {hover(margin, 'customdata[3]')}"
-        f"<br>largest difference {hover(difference, 'customdata[2]')}<extra></extra>"
+        f"%{{text}}<br>smaller margin {hover(points['margin'], 'customdata[3]')}"
+        f"<br>largest difference {hover(points['difference'], 'customdata[2]')}<extra></extra>"
     )
-    for (name, mask), (color, symbol, size) in zip(kinds.items(), _MARKS, strict=True):
-        count = int(mask.sum())
+    for name, (color, symbol, size) in zip(KINDS, _MARKS, strict=True):
+        shown = points[points["kind"] == name]
+        count = len(shown)
         if not count:
             continue
         is_dense = count > CROWDED
         look: Record = {"opacity": 0.8}
         if is_dense:
-            _add_density(figure, x[mask], y[mask], ends, color)
+            _add_density(figure, shown["x"], shown["y"], ends, color)
             look = UNDRAWN
         figure.add_scatter(
-            x=x[mask],
-            y=y[mask],
+            x=shown["x"],
+            y=shown["y"],
             mode="markers",
             name=f"{name} ({count:,}{', by density' if is_dense else ''})",
             marker={"color": color, "symbol": symbol, "size": size, **look},
-            customdata=hover_data[mask],
-            text=labels[mask],
+            customdata=shown[["prompt", "position", "difference", "margin"]].to_numpy(float),
+            text=shown["label"],
             hovertemplate=hover_text,
         )
     band = {"fillcolor": QUIET, "opacity": 0.1, "line_width": 0, "layer": "below"}
@@ -123,9 +122,8 @@ def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record
     """Ring around a position in the scatter of the same table, as shapes of a layout; none if it is
     not drawn.
     """
-    table, margin, difference, _ = margin_points(table)
-    is_selected = (table["prompt"] == prompt) & (table["position"] == position)
-    rows = np.flatnonzero(is_selected)
+    points, *_ = margin_points(table)
+    selected = points[(points["prompt"] == prompt) & (points["position"] == position)]
     ring: Record = {
         "type": "path",
         "path": _RING,
@@ -133,9 +131,8 @@ def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record
         "ysizemode": "pixel",
         "line": {"color": FLIP, "width": 2.5},
     }
-    x, _ = above_zero(difference)
-    y, _ = above_zero(margin)
-    return tuple(ring | {"xanchor": x[row], "yanchor": y[row]} for row in rows)
+    places = selected[["x", "y"]].to_numpy(float)
+    return tuple(ring | {"xanchor": x, "yanchor": y} for x, y in places)
 
 
 def _labels(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> Array:

@@ -8,7 +8,7 @@ import numpy as np
 
 from ... import places
 from ...errors import UsageError
-from ...numerics.arrays import DataFrame, Floats, Record
+from ...numerics.arrays import DataFrame, Floats
 from ...numerics.formats import ordinals, values_of
 from ..reader import RunReader
 
@@ -60,32 +60,25 @@ def top_of_sides(
     import pandas as pd
 
     tops = run.top_tokens([*sides.values()], prompt, position)
-    if run.header.is_list:
-        figures = ["rank", "logit", "probability"]
-        tables = [
-            top[figures].add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)
-        ]
-        every = pd.concat(tables, axis=1).rename_axis("token_id").reset_index()
-        return with_texts(run, every.sort_values([f"{side}_rank" for side in sides]))
     ids = list(dict.fromkeys(token for top in tops for token in top.index[:count]))
     if run.has_all_logits:
         bits = run.at_sides([*sides.values()], prompt, position)
-        rows = values_of(bits, run.header.format).astype(np.float64)
-    else:
+        for place, row in enumerate(values_of(bits, run.header.format).astype(np.float64)):
+            of_ids = pd.DataFrame({"logit": row[ids]}, ids)
+            of_ids["rank"] = [rank_of(row, token) for token in ids]
+            # +inf - +inf: the probability is undefined
+            with np.errstate(invalid="ignore"):
+                of_ids["probability"] = np.exp(row[ids] - tops[place]["logsumexp"].max())
+            tops[place] = of_ids
+    elif not run.header.is_list:
         ids = [token for token in ids if all(token in top.index for top in tops)]
-    table: Record = {"token_id": ids}
-    for place, (name, top) in enumerate(zip(sides, tops, strict=True)):
-        if run.has_all_logits:
-            table[f"{name}_rank"] = [rank_of(rows[place], token) for token in ids]
-            logits_here = rows[place, ids]
-        else:
-            table[f"{name}_rank"] = top["rank"].loc[ids].tolist()
-            logits_here = top["logit"].loc[ids].to_numpy(float)
-        table[f"{name}_logit"] = logits_here
-        # +inf - +inf: the probability is undefined
-        with np.errstate(invalid="ignore"):
-            table[f"{name}_probability"] = np.exp(logits_here - top["logsumexp"].max())
-    return with_texts(run, pd.DataFrame(table))
+        tops = [top.loc[ids] for top in tops]
+    figures = ["rank", "logit", "probability"]
+    tables = [top[figures].add_prefix(f"{side}_") for side, top in zip(sides, tops, strict=True)]
+    every = pd.concat(tables, axis=1).rename_axis("token_id").reset_index()
+    if run.header.is_list:
+        every = every.sort_values([f"{side}_rank" for side in sides])
+    return with_texts(run, every)
 
 
 def rank_of(logits: Floats, token: int) -> int:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...numerics.arrays import DataFrame, Flags, Floats
+from ...numerics.arrays import DataFrame, Floats
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
 from ...numerics.totals import beyond_noise, dominating
@@ -21,6 +21,8 @@ STORED_RANKS = 20  # of each side and position in the table top_token
 MOST_READ = 256
 SIDES = ("reference", "variant")
 MARGINS = ["reference_margin", "variant_margin"]  # columns of a table by position
+# of the points of the chart of near ties
+KINDS = ("no flip possible", "could flip", "flip", "NaN or infinity on one side")
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
@@ -229,34 +231,27 @@ def near_ties_sentence(table: DataFrame, of_prompt: str = "") -> str:
     )
 
 
-class MarginPoints(NamedTuple):
-    """Positions with a finite margin. margin: the smaller one of the two sides, difference: the
-    largest, both in logits; kinds: masks, of which each position is in one. [rows] each
+def margin_points(table: DataFrame) -> tuple[DataFrame, float | None, float | None]:
+    """Return the positions of the chart of near ties, and where it has differences and margins of
+    0, None if it has none. table: figures by position.
+
+    Added columns: `margin`, the smaller one of the two sides; `difference`, the largest; `x` and
+    `y`, both as they are drawn; `kind`, one of KINDS.
     """
-
-    table: DataFrame
-    margin: Floats
-    difference: Floats
-    kinds: dict[str, Flags]
-
-
-def margin_points(table: DataFrame) -> MarginPoints:
-    """Return the positions of the chart of near ties. table: figures by position."""
     table = table.dropna(subset=MARGINS, how="all")
-    margin = table[MARGINS].min(axis=1).to_numpy(float)
-    flips, could = (table[name].to_numpy(bool) for name in ("is_flip", "could_flip"))
     # the bound is a theorem about finite numbers
-    odd = table["nonfinite_mismatch"].to_numpy() > 0
-    kinds = {
-        "no flip possible": ~could & ~odd,
-        "could flip": could & ~flips & ~odd,
-        "flip": flips & ~odd,
-        "NaN or infinity on one side": odd,
-    }
-    return MarginPoints(table, margin, table["max_abs"].to_numpy(float), kinds)
+    is_odd = table["nonfinite_mismatch"] > 0
+    known = [is_odd, table["is_flip"].astype(bool), table["could_flip"].astype(bool)]
+    margin = table[MARGINS].min(axis=1).to_numpy(float)
+    difference = table["max_abs"].to_numpy(float)
+    x, x_zero = _above_zero(difference)
+    y, y_zero = _above_zero(margin)
+    kind = np.select(known, KINDS[:0:-1], KINDS[0])
+    points = table.assign(margin=margin, difference=difference, x=x, y=y, kind=kind)
+    return points, x_zero, y_zero
 
 
-def above_zero(values: Floats) -> tuple[Floats, float | None]:
+def _above_zero(values: Floats) -> tuple[Floats, float | None]:
     """(values with zeros moved to where a log axis can show them, that place or None)."""
     is_positive = values > 0
     if is_positive.all():

@@ -8,7 +8,6 @@ forward.
 
 import re
 from collections.abc import Iterable
-from itertools import takewhile
 from typing import NamedTuple
 
 from ...numerics.arrays import DataFrame
@@ -108,30 +107,27 @@ def find_start(run: RunReader, pair: int) -> KernelPlace | None:
             "SELECT module, library, name FROM kernel WHERE side = ? ORDER BY ordinal",
             side,
         )
-        names = rows["module"].tolist()
-        is_made = []
-        inside = []
-        for n, module in enumerate(names):
-            is_made.append(not any(_is_within(module, outer) for outer in equal if outer))
-            if is_made[n] and _is_within(module, first.module):
-                inside.append(n)
-        if inside:
-            indices = list(inside)
-            # of each library
-            starts = [n for n, before in zip(inside, [-2, *inside], strict=False) if n > before + 1]
-            for start in starts:
-                around = takewhile(is_made.__getitem__, range(start - 1, -1, -1))
-                indices += [n for n in around if _is_within(first.module, names[n])]
-        else:
+        kernels = list(rows.itertuples(index=False, name=None))
+        made = []
+        for module, *_ in kernels:
+            made.append(not any(_is_within(module, outer) for outer in equal if outer))
+        kinds = set()
+        # backward: in modules around it, only what ran before something in it
+        is_followed = False
+        for kernel, is_made in zip(kernels[::-1], made[::-1], strict=True):
+            is_inside = is_made and _is_within(kernel[0], first.module)
+            is_followed = is_made and (is_followed or is_inside)
+            if is_inside or (is_followed and _is_within(first.module, kernel[0])):
+                kinds.add(kernel)
+        if not kinds:
             # the logits, which no module of that name puts out: what ran behind the last module
             last = -1
             for name in equal:
-                begins = (n for n, module in enumerate(names) if _is_within(module, name))
+                begins = (n for n, kernel in enumerate(kernels) if _is_within(kernel[0], name))
                 last = max(last, next(begins, -1))
-            indices = [n for n in range(last + 1, len(names)) if is_made[n] and names[n]]
+            behind = zip(kernels[last + 1 :], made[last + 1 :], strict=True)
+            kinds = {kernel for kernel, is_made in behind if is_made and kernel[0]}
         # of all forwards
-        kernels = list(rows.itertuples(index=False, name=None))
-        kinds = {kernels[n] for n in indices}
         ordinals.append([n for n, kernel in enumerate(kernels) if kernel in kinds])
     table = side_by_side(run, pair, "module", *ordinals)
     table = table.sort_values("is_reducing", ascending=False, kind="stable", ignore_index=True)
