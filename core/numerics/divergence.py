@@ -38,7 +38,7 @@ def is_compiled(fmt: FloatFormat) -> bool:
     from .kernel import compare_rows
 
     try:
-        index = compare_rows._cache._cache_file._load_index()
+        index = compare_rows._cache._cache_file._load_index()  # type: ignore[attr-defined]
         return any(types[0].dtype.bitwidth == fmt.bits for types, *_ in index)
     except Exception:
         # private to numba, other versions differ: then report nothing
