@@ -285,6 +285,8 @@ class OpenPath:
             if len(own) == count:
                 return
             last = batch.step(own, watch.cache)
+            # running states are those of the token that was fed last
+            watch.batch = replace(batch, prompt=(*batch.prompt, *own))
             position = batch.positions + len(own) - 1
             emit(position, self._checked(position, position, last))
 

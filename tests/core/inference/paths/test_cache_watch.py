@@ -176,6 +176,14 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
     assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads
 
 
+def test_running_states_are_those_of_the_last_generated_token_that_was_fed(model_of, store):
+    loaded = model_of("mamba2", "bfloat16")
+    with captured(store, loaded, [tokens(loaded)], "decode", tokens=4, kv="on") as run:
+        last = run.header.prompts[0].positions - 1
+        assert last == len(tokens(loaded)) + 2
+        assert set(run.rows("kv", pair=0)["first_position"].dropna()) == {last}
+
+
 def test_a_state_outside_the_cache_of_layers_is_its_familys_own(model_of):
     """MiniMax's and RWKV's, of a plain forward of transformers; whole, by head and at the end."""
     loaded = model_of("minimax")
