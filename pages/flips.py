@@ -25,9 +25,12 @@ heading = st.container(
     horizontal_alignment="distribute",
     vertical_alignment="center",
 )
-with heading:
-    listings = ["flips", "flips and near ties"]
-    listing = widgets.choice("List", listings, "flips_listed", label_visibility="collapsed")
+listing = "flips"
+# whether a position of a list is a near tie is unknown
+if not view.is_list:
+    with heading:
+        listings = ["flips", "flips and near ties"]
+        listing = widgets.choice("List", listings, "flips_listed", label_visibility="collapsed")
 with_near_ties = listing == "flips and near ties"
 # Reads whole rows of logits, some ms each; what is drawn above is there meanwhile.
 with st.spinner("Reading the logits at the flips"):

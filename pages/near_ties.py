@@ -42,10 +42,14 @@ st.caption(about)
 
 st.subheader("Margins")
 left, right = st.columns([1, 3], vertical_alignment="bottom")
-with left:
-    unit = widgets.choice("Threshold in", ["ULPs", "logits"], "threshold_unit")
+unit = "logits"
+# lists have no ULPs
+if not view.is_list:
+    with left:
+        unit = widgets.choice("Threshold in", ["ULPs", "logits"], "threshold_unit")
 if unit == "logits":
-    limit = float(right.select_slider("Threshold, logits", LOGIT_STEPS, key="threshold_logits"))
+    title = f"Threshold, {view.header.unit}"
+    limit = float(right.select_slider(title, LOGIT_STEPS, key="threshold_logits"))
 else:
     limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
 ending = "margin" if unit == "logits" else "margin_ulps"

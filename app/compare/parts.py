@@ -29,7 +29,7 @@ def _ask(indices: Indices) -> None:
 
 def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
-    choice the latest run that is most like the sidebar's.
+    choice the latest run of the same model that is most like the sidebar's.
     """
     indices: Indices = {}
     # of the page's setting, `run~2,run`
@@ -53,18 +53,20 @@ def pick_runs(view: selection.View) -> Indices:
     if gone:
         st.warning(f"There is no run {', '.join(gone)} here (any more).")
     indices = {run_id: index for run_id, index in indices.items() if run_id in cards}
-    short = [card for card in cards.values() if card.positions <= MAX_ROWS]
-    if short and not indices:
-        header = view.header
+    header = view.header
+    of_model = [
+        card
+        for card in cards.values()
+        if card.positions <= MAX_ROWS
+        and (card.model, card.vocab) == (header.provenance.model, header.vocab)
+    ]
+    if of_model and not indices:
 
         def likeness(card: RunCard) -> tuple:
-            is_same_model = card.model == header.provenance.model
-            has_same_rows = card.vocab == header.vocab
-            has_same_length = card.positions == header.rows
-            return is_same_model, has_same_rows, has_same_length, card.created, card.run_id
+            return card.positions == header.rows, card.created, card.run_id
 
-        # the latest run of the same model, of as many positions if there is one
-        indices = {max(short, key=likeness).run_id: None}
+        # the latest one, of as many positions if there is one
+        indices = {max(of_model, key=likeness).run_id: None}
 
     def label(run_id: str) -> str:
         card = cards[run_id]
@@ -151,6 +153,7 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
     brackets if it says something.
     """
     table = figures(pairs)
+    units = dict.fromkeys(one.run.header.unit for one in pairs)
     rows = {}
     for name, label, is_more in FIGURES:
         cells: list[str] = []
@@ -162,14 +165,14 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
             elif name.endswith("_share") and not pd.isna(value):
                 text = percent(value)
                 if name != "neq_share":
-                    total = one.run.header.rows
+                    total = len(one.table)
                     text += f", {round(value * total):,} of {total:,}"
             first = table[name][0]
             if is_more and cells and first and number(value / first) not in ("1", "undefined"):
                 text += f"  ({multiple(value / first)})"
             cells.append(text)
         if cells:
-            rows[label] = cells
+            rows[label.format(unit=" or ".join(units))] = cells
     return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
 
 

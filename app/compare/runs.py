@@ -49,7 +49,7 @@ def draw(view: selection.View) -> None:
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, differs, figures, curves = everything
     if len(pairs) == 1:
-        st.info("The store has no other run to compare with.")
+        st.info("There is no other run of this model; choose one to compare with.")
     else:
         moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
         st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
@@ -62,10 +62,13 @@ def draw(view: selection.View) -> None:
         st.caption(" ".join(filter(None, notes)))
     left, right = st.columns((3, 2))
     height = widgets.table_height(len(figures), len(figures))
+    are_lists = all(one.run.header.is_list for one in pairs)
+    about = "Over all positions; in brackets the ratio to the oldest run."
     dtypes = {one.run.header.compute_dtype for one in pairs}
-    unit = "each run's own dtype: the units differ."
-    if len(dtypes) == 1:
-        unit = f"{dtypes.pop()}."
+    # lists have no ULPs
+    if not are_lists:
+        unit = f"{dtypes.pop()}." if len(dtypes) == 1 else "each run's own dtype: the units differ."
+        about += f" ULPs of {unit}"
     column = st.column_config.TextColumn(alignment="right", width=150)
     with left:
         widgets.room("figures", height).dataframe(
@@ -74,23 +77,27 @@ def draw(view: selection.View) -> None:
             height=height,
             column_config=dict.fromkeys(titles, column),
         )
-        st.caption(f"Over all positions; in brackets the ratio to the oldest run. ULPs of {unit}")
+        st.caption(about)
 
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
-    with right:
-        plots.draw(
-            curves,
-            "compare_distributions",
-            exports.picture(f"{stem}-distances", titles),
-        )
-        st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
+    if not are_lists:
+        with right:
+            plots.draw(
+                curves,
+                "compare_distributions",
+                exports.picture(f"{stem}-distances", titles),
+            )
+            st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
     if not differs.empty:
         st.subheader("Config diff")
         room = widgets.room("provenance", 28 * (len(differs) + 1))
         room.table(differs, border="horizontal")
     if is_same is not False:
         has_tokens = view.header.has_tokens
-        figures_by = {name: BY[name] for name in BY if has_tokens or name != "kl"}
+        figures_by = {}
+        for name, title in BY.items():
+            if any(one.table[name].notna().any() for one in pairs):
+                figures_by[name] = title
         by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
         chart = plots.cached(

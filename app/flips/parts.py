@@ -152,8 +152,10 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         steps = figures[f"{side}_margin_ulps"]
         size = "0 (exact tie)"
         if margin:
-            ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
-            size = f"{margin:.12g} {unit}{ulps}"
+            # without ULPs it is a log-probability, whose further digits are noise
+            size = f"{number(margin)} {unit}"
+            if not pd.isna(steps):
+                size = f"{margin:.12g} {unit} ({plural(int(steps), 'ULP')})"
         parts.append(f"{size} on the {side}")
     numbers = (
         f"{', '.join(parts)}. Largest difference over the vocabulary here:"

@@ -32,6 +32,9 @@ def machines(view: selection.View) -> None:
     titles = [widgets.escape(name) for name in compare.names(runs)]
     differs = compare.differing(facts, titles).map(legible).map(widgets.escape)
     same = {name: value for name, value in facts[0].items() if name not in differs.index}
+    if not any(any(each.values()) for each in facts):
+        st.markdown("**No machine is recorded: these runs were uploaded.**")
+        return
     if len(runs) > 1:
         total = plural(len(same) + len(differs), "recorded fact")
         count = f"{len(differs):,} of {total} differ"

@@ -13,20 +13,20 @@ from ..file.records import StoredPair
 from ..reader import RunReader
 from .verdicts import shown_verdict, ulp_percentile
 
-# Name of a figure, its label, and whether more of it is more divergence (a ratio says something
-# then). Counts over all positions are rates: runs have different totals.
+# Name of a figure, its label with the unit of the values, and whether more of it is more divergence
+# (a ratio says something then). Counts over all positions are rates: runs have different totals.
 FIGURES = (
     ("flips_share", "flips, share of positions", True),
     ("near_ties_share", "near ties, share of positions", True),
     ("neq_share", "share of logits that differ", True),
     ("noise_ratio", "RMS / noise floor", True),
     ("rms_row_ulps", "RMS, row ULPs", True),
-    ("rms", "RMS difference, logits", True),
-    ("max_abs", "largest difference, logits", True),
+    ("rms", "RMS difference, {unit}", True),
+    ("max_abs", "largest difference, {unit}", True),
     ("median_ulps", "median ULPs", True),
     ("p99_ulps", "99th percentile ULPs", True),
     ("mean_kl", "mean KL, nats", True),
-    ("min_margin", "smallest margin, logits", False),
+    ("min_margin", "smallest margin, {unit}", False),
 )
 _DISTRIBUTION = """
 SELECT * FROM (
@@ -59,7 +59,7 @@ class RunPair(NamedTuple):
             "revision": about.revision,
             "device": f"{about.device} {about.device_name}".strip(),
             "positions": header.rows,
-            "vocab": header.vocab or None,
+            "vocab": header.vocab or "",
             "created": f"{self.run.created:%Y-%m-%d %H:%M}",
             **about.versions,
         }
@@ -79,7 +79,7 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
 
     rows = []
     for one in run_pairs:
-        summary, positions = one.pair.summary, one.run.header.rows
+        summary, positions = one.pair.summary, len(one.table)
         histogram = one.run.histogram(one.pair.index)
         own = {
             "flips_share": _share(summary.flips, positions),
@@ -144,7 +144,7 @@ def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
                 "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
                 "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
                 "logits that differ": _known_percent(summary.neq_share),
-                "positions that flip": _known_percent(_share(summary.flips, header.rows)),
+                "positions that flip": _known_percent(_share(summary.flips, len(one.table))),
             },
         )
     moved, unchanged = [], []

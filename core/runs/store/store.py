@@ -91,14 +91,17 @@ class Store:
         return cells
 
     def _ids_by_folder(self) -> Iterator[tuple[Path, Iterable[str]]]:
-        """Each folder with the ids of its visible runs.
+        """Each folder with the ids of its visible runs, each once: one here hides a sample of its
+        id.
 
         Of 20,000 files names are read in 10 ms, paths made in 30.
         """
         deleted = self._deletions().keys()
         folders = self.read_only
+        seen: set[str] = set()
         if self.mirror:
-            yield self.directory, self.mirror.runs().keys() - deleted
+            seen = self.mirror.runs().keys() - deleted
+            yield self.directory, seen
         else:
             folders = (self.directory, *folders)
         for folder in folders:
@@ -109,7 +112,10 @@ class Store:
                     for name in names
                     if name.endswith(SUFFIX) and name[0] != "."
                 }
-                yield folder, ids - deleted if folder == self.directory else ids
+                if folder == self.directory:
+                    ids -= deleted
+                yield folder, ids - seen
+                seen |= ids
 
     def _deletions(self) -> dict[str, datetime]:
         """Return when runs were deleted whose files are still there, by id.

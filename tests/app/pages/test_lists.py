@@ -114,3 +114,15 @@ def test_a_long_run_opens_at_its_largest_difference_and_shows_an_overview_only(
         assert "Sequence 1, 2 positions" in text
     elif page != "runs":
         assert "A run of 4 positions has an Overview only." in text
+
+
+@pytest.mark.usefixtures("store")
+def test_lists_have_no_ulps_and_no_near_ties_to_choose():
+    app = open_page("near_ties", run="apart")
+    assert [each.label for each in app.select_slider] == ["Threshold, nats"]
+    assert not app.get("button_group")
+    assert not open_page("flips", run="apart").get("button_group")
+    app = open_page("compare", run="apart", **{"with": "parted"})
+    assert "ULPs of" not in page_text(app)
+    figures = app.dataframe(key="compare_figures").value
+    assert {"RMS difference, nats", "smallest margin, nats"} <= set(figures.index)

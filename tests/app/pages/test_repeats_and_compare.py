@@ -3,16 +3,18 @@ files.
 """
 
 import shutil
+from dataclasses import replace
 
 import pytest
 
 from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
+from core.runs.file.records import Provenance
 from core.runs.queries.compare import RunPair
 from core.runs.store.cards import list_runs
 from core.runs.store.store import open_store
 from tests.app.opening import open_page, page_text, table_of
-from tests.core.runs.made_runs import copied
+from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
 from tests.core.runs.queries.test_classes import stored
 from tests.places import ROOT
 
@@ -39,6 +41,17 @@ def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
     app = open_page("machine", run="two")
     assert app.multiselect(key="compare_runs").value == ["one"]
     assert "The machines record the same facts" in page_text(app)
+
+
+def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_store):
+    header = header_of(vocab=31)
+    header = replace(header, provenance=Provenance(kind="upload"))
+    write_run(own_store, header, calm_sides(header, 0), "dump")
+    copied(own_store.directory / "one.duckdb")
+    app = open_page("compare", run="dump")
+    assert app.multiselect(key="compare_runs").value == []
+    app = open_page("machine", run="dump")
+    assert "No machine is recorded" in page_text(app)
 
 
 def test_only_facts_that_differ_are_listed():

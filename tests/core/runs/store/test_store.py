@@ -132,6 +132,15 @@ def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, 
     make_run(Store(tmp_path / "new"))
 
 
+def test_a_run_of_the_id_of_a_sample_is_listed_in_its_place(tmp_path):
+    sample = make_run(Store(tmp_path / "samples"), run_id="alike")
+    store = Store(tmp_path / "own", (sample.parent,))
+    own = make_run(store, run_id="alike")
+    assert store.paths() == [own]
+    store.delete("alike")
+    assert store.paths() == [sample]
+
+
 def test_the_store_is_the_one_asked_for_then_the_environments_then_the_clones_from_any_folder(
     tmp_path,
     monkeypatch,
