@@ -290,12 +290,18 @@ class _Chunks:
         self._side = side
         self._sink = sink
         self._capacity = min(rows_of_a_chunk(plan.loaded), plan.header.rows)
+        self._dtype = getattr(torch, plan.header.compute_dtype)
         self._waiting: list[Tensor] = []
         self.rows = self._written = 0
 
     def add(self, logits: Tensor) -> None:
+        if torch.promote_types(logits.dtype, self._dtype) != self._dtype:
+            raise CaptureError(
+                f"path '{self._path}': the model gave {logits.dtype} logits; expected"
+                f" {self._dtype}. Capture with --dtype float32.",
+            )
         self.rows += len(logits)
-        for piece in logits.split(self._capacity):
+        for piece in logits.to(self._dtype).split(self._capacity):
             is_whole = not self._waiting and len(piece) == self._capacity
             # a view would keep its base alive
             self._waiting.append(piece if is_whole else piece.clone())

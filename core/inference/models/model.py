@@ -77,7 +77,9 @@ class LoadedModel:
 
     @cached_property
     def logits_dtype(self) -> str:
-        """Dtype of its logits: float32 if the head of a 16-bit model computes in it."""
+        """Dtype of its logits: float32 if the head of a 16-bit model computes in it, as a forward
+        of one token tells.
+        """
         if self.torch_dtype.itemsize > 2 or self.encoder is not None:
             return self.dtype
         token = torch.ones(1, 1, dtype=torch.long, device=self.device)

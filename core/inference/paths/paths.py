@@ -319,9 +319,7 @@ class OpenPath:
         """Return a piece in the run's dtype; CaptureError if it is not the one that follows."""
         label = f"path '{self.path}'"
         loaded = self.batch.loaded
-        stored = getattr(torch, self.model.logits_dtype)
-        is_expected = logits.dtype in (loaded.torch_dtype, stored)
-        if not is_expected and not is_widened(logits, loaded.torch_dtype):
+        if logits.dtype not in (loaded.torch_dtype, torch.float32):
             came = str(logits.dtype).removeprefix("torch.")
             raise CaptureError(
                 f"{label}: the model gave {came} logits; expected {loaded.dtype}. Capture in"
@@ -333,8 +331,12 @@ class OpenPath:
             )
         if position != done:
             raise CaptureError(f"{label}: the model gave no logits of position {done}.")
+        own = self.model.torch_dtype
+        # a head that computes in float32 keeps its bits
+        if logits.dtype == torch.float32 != own and not is_widened(logits, own):
+            return logits
         # exact, or the path was refused
-        return logits.to(stored)
+        return logits.to(own)
 
 
 @contextmanager
