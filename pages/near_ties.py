@@ -27,7 +27,7 @@ lead.markdown(near_ties_sentence(table, view.of_prompt if scope == PROMPTS[0] el
 place = (view.prompt, view.position)
 of = (view.pair.index, scope, view.prompt)
 texts = [prompt.token_texts for prompt in view.header.prompts]
-scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts)
+scatter = plots.cached(view.run, of, charts.near_tie_scatter, table, texts, view.header.unit)
 # The ring is a shape apart from the cached points: a step then draws the ring alone.
 scatter = scatter._replace(shapes=(*scatter.shapes, *charts.selection_ring(table, *place)))
 plots.draw(scatter, "near_ties", "near-ties", plots.select_place)

@@ -40,14 +40,18 @@ _MARKS = (
 )
 
 
-def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.Figure:
-    """Smaller margin against largest difference of every position, logits, log axes; the line
-    beyond which no flip is possible.
+def near_tie_scatter(
+    table: DataFrame,
+    texts: Sequence[tuple[str, ...]],
+    unit: str = "logits",
+) -> go.Figure:
+    """Smaller margin against largest difference of every position, log axes; the line beyond which
+    no flip is possible.
 
     Zeros have no place on a log axis: they stand in a shaded gutter, half a decade below the
     smallest other value. Many positions of a kind are shaded by density, with points that are there
-    to be hovered and clicked only. texts: of every prompt's tokens, empty if unknown. A click gives
-    prompt, position, difference, margin.
+    to be hovered and clicked only. texts: of every prompt's tokens, empty if unknown; unit: of the
+    values. A click gives prompt, position, difference, margin.
     """
     points, x_zero, y_zero = margin_points(table)
     x, y = points["x"], points["y"]
@@ -109,8 +113,8 @@ def near_tie_scatter(table: DataFrame, texts: Sequence[tuple[str, ...]]) -> go.F
     return layout(
         figure,
         460,
-        "largest difference at the position, logits",
-        "smaller margin of the two sides, logits",
+        f"largest difference at the position, {unit}",
+        f"smaller margin of the two sides, {unit}",
         y,
         # Room above the legend for the buttons of the figure, which would lie on it.
         margin={"t": 58},

@@ -35,7 +35,7 @@ def figure_of(run: RunReader, name: str, pair: int, prompt: int) -> go.Figure:
     figure: go.Figure | None = None
     if name == "margins" and header.has_tokens:
         texts = [each.token_texts for each in header.prompts]
-        figure = near_tie_scatter(run.positions(pair), texts)
+        figure = near_tie_scatter(run.positions(pair), texts, header.unit)
     elif name == "positions":
         lines = [(each.variant, run.positions(each.index)) for each in run.pairs]
         figure = runs_by_position(lines, prompt, "max_abs", f"largest difference, {header.unit}")
