@@ -316,7 +316,9 @@ class OpenPath:
             )
 
     def _checked(self, position: int, done: int, logits: Tensor) -> Tensor:
-        """Return a piece in the run's dtype; CaptureError if it is not the one that follows."""
+        """Return a piece in the model's dtype, or in float32 if its head computes in it;
+        CaptureError if it is not the one that follows.
+        """
         label = f"path '{self.path}'"
         loaded = self.batch.loaded
         if logits.dtype not in (loaded.torch_dtype, torch.float32):
