@@ -96,7 +96,8 @@ def draw(view: selection.View) -> None:
         has_tokens = view.header.has_tokens
         figures_by = {}
         for name, title in BY.items():
-            if any(one.table[name].notna().any() for one in pairs):
+            is_known = any(one.table[name].notna().any() for one in pairs)
+            if name == "max_abs" or is_known:
                 figures_by[name] = title
         by = widgets.choice("By position", figures_by, "compare_by")
         lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]

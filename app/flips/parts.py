@@ -10,6 +10,7 @@ import streamlit as st
 from app.components import tables
 from app.shell import exports, selection, store_cache, widgets
 from core.numerics.metrics import METRICS
+from core.runs.file.records import UNITS
 from core.runs.queries.flips import SIDES, continuations
 from core.runs.reader import RunReader
 from core.text import file_name, number, plural, text_of
@@ -144,6 +145,8 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
             f"{plural(count, 'logit')} here NaN or infinite on one side only, which can change the"
             " argmax by itself."
         )
+    # logits are shown exactly; further digits of a log-probability are noise
+    digits = 3 if unit == UNITS["logprob"] else 12
     parts = []
     for side in SIDES:
         margin = figures[f"{side}_margin"]
@@ -152,14 +155,11 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         steps = figures[f"{side}_margin_ulps"]
         size = "0 (exact tie)"
         if margin:
-            # without ULPs it is a log-probability, whose further digits are noise
-            size = f"{number(margin)} {unit}"
-            if not pd.isna(steps):
-                size = f"{margin:.12g} {unit} ({plural(int(steps), 'ULP')})"
+            ulps = "" if pd.isna(steps) else f" ({plural(int(steps), 'ULP')})"
+            size = f"{margin:.{digits}g} {unit}{ulps}"
         parts.append(f"{size} on the {side}")
     numbers = (
-        f"{', '.join(parts)}. Largest difference over the vocabulary here:"
-        f" {number(float(figures['max_abs']))} {unit}."
+        f"{', '.join(parts)}. Largest difference here: {number(float(figures['max_abs']))} {unit}."
     )
     if not figures["could_flip"]:
         bound = "The smaller margin is more than twice that, so a flip is impossible here"
@@ -174,6 +174,6 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
     if not figures["is_flip"] or pd.isna(gaps).any():
         return numbers
     tie = "" if all(gaps) else " At a tie the lower token id wins."
-    start, end = (f"{gap:+.12g}" if gap else "0" for gap in gaps)
+    start, end = (f"{gap:+.{digits}g}" if gap else "0" for gap in gaps)
     tokens = "Logit of the reference's argmax minus that of the variant's argmax"
     return f"{numbers} {tokens}: {start} on the reference, {end} on the variant.{tie}"

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import pyarrow as pa
 
-from ...errors import StoreError
+from ...errors import StoreError, UsageError
 from ...numerics.arrays import Record
 from ...text import clean
 
@@ -27,6 +27,19 @@ if TYPE_CHECKING:
 FILE_VERSION = 7  # the only one that is read
 
 _SMALL_RUN = 32 << 20  # bytes of logits
+# What a file of odd contents makes numpy, pandas and pyarrow raise while its rows become records
+# and arrays. A judge runs inside too, whose other errors are not the file's.
+_DECODING = (
+    UsageError,
+    TypeError,
+    ValueError,
+    IndexError,
+    KeyError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    pa.ArrowException,
+)
 _CONFIG: Record = {
     "threads": 2,
     "memory_limit": "320MB",
@@ -185,10 +198,7 @@ class Database:
         """Raise StoreError if rows of the file make no sense."""
         try:
             yield
-        except StoreError:
-            raise
-        # odd contents make numpy, pandas and pyarrow raise nearly every kind
-        except Exception as error:
+        except _DECODING as error:
             raise StoreError(
                 f"{self.file}: its {what} is invalid ({error}); the file is damaged.",
             ) from error

@@ -61,9 +61,9 @@ def judged(address, prompts=PROMPTS, model=""):
     return {each.axis: each for each in figures}
 
 
-def accuse_nothing(address, model="", *, rounds, is_busy, undecided=0.05):
+def accuse_nothing(address, model="", *, rounds, is_busy):
     """Ask a sound server along every axis, round by round, with texts that no limit was chosen on.
-    is_busy: beside 150 other requests in each; undecided: share of the results that may be.
+    is_busy: beside 150 other requests in each.
     """
     server = find_server(Client(address), model)
     text = (ROOT / "sample_runs" / "prompts" / "scheduler.txt").read_text(encoding="utf-8")
@@ -80,7 +80,7 @@ def accuse_nothing(address, model="", *, rounds, is_busy, undecided=0.05):
     counts = {result: results.count(result) for result in dict.fromkeys(results)}
     print(f"busy: {is_busy}, {counts}, largest ratio {max(ratios):.2f}")
     assert BEYOND not in results
-    assert results.count(UNDECIDED) <= undecided * len(results)
+    assert results.count(UNDECIDED) <= 0.05 * len(results)
 
 
 def only(monkeypatch, *names):
