@@ -9,7 +9,7 @@ import duckdb
 import numpy as np
 import pytest
 
-from core.errors import StoreError, UsageError
+from core.errors import CaptureError, StoreError, UsageError
 from core.numerics import pyramid
 from core.numerics.divergence import compare, histogram_of
 from core.numerics.formats import ordinals
@@ -19,7 +19,14 @@ from core.runs.reader import RunReader
 from core.runs.tables.logits import TILE_BYTES
 from core.runs.tables.schema import TABLES
 from core.runs.writer import RunWriter
-from tests.core.runs.made_runs import bits_of_sides, calm_sides, copied, header_of, write_run
+from tests.core.runs.made_runs import (
+    bits_of_sides,
+    calm_sides,
+    copied,
+    header_of,
+    make_run,
+    write_run,
+)
 
 # dtype, prompt lengths, vocab, sides. A tile is 8192 bytes: 4096 or 2048 logits, so one vocabulary
 # is a multiple, others are not.
@@ -330,3 +337,14 @@ def test_a_large_chunk_reaches_the_file_in_pieces(store, monkeypatch):
     sides = bits_of_sides(header)
     digests = [hashlib.sha256(bits.tobytes()).hexdigest() for bits in sides]
     assert [found for found, _ in _sha256_by_sql_alone(write_run(store, header, sides))] == digests
+
+
+@pytest.mark.parametrize(
+    ("error", "kind"),
+    [(ValueError("odd"), StoreError), (CaptureError("too large"), CaptureError)],
+)
+def test_a_file_is_blamed_for_what_its_contents_raise_only(error, kind, store):
+    """A judge with a model runs while figures are read."""
+    run = make_run(store)
+    with pytest.raises(kind), RunReader(run) as reader, reader.decoding("figures"):
+        raise error
