@@ -78,14 +78,16 @@ class StateAnswers:
 @dataclass(frozen=True)
 class _Scale:
     """noise: largest of cold requests, nats, None if it cannot be measured; error: of values as
-    they are sent; fault: least typical size that no cache of lower precision makes; blocks: what a
-    wrong block does. [prompts]
+    they are sent; fault: least typical size that no cache of lower precision makes; wrong_block:
+    what a wrong block does to the first generated row, median nats, None if it is unknown;
+    block_sizes: what it does to requests. [prompts]
     """
 
     noise: float | None
     error: float
     fault: float
-    blocks: Floats
+    wrong_block: float | None
+    block_sizes: Floats
 
     @property
     def limit(self) -> float:
@@ -110,11 +112,12 @@ def judge_state(
         for name, each in sizes.items()
         if not axes[name].is_warm and axes[name].has_values
     }
-    blocks = _block_sizes(state)
+    blocks = _block_rows(state)
+    wrong_block = float(np.median([rows[0] for rows in blocks])) if blocks else None
     cold = np.concatenate([*controls.values(), np.empty(0)])
     usual = np.quantile(np.append(cold[cold > 0], 0.0), _USUAL)
     # no cache of lower precision makes it
-    fault = _FAULT * float(np.median(blocks)) if len(blocks) else 0.0
+    fault = _FAULT * (wrong_block or 0.0)
     if fault <= LIMIT * usual:
         # a wrong block does no more than cold requests do
         fault = np.inf
@@ -122,7 +125,8 @@ def judge_state(
         noise_of(cold, fault) if state.is_cold else None,
         sent_error(sides[0].rows.values),
         fault,
-        blocks,
+        wrong_block,
+        np.array([np.nanmax(rows) for rows in blocks]),
     )
     judged = []
     for pair, side in zip(pairs, sides[1:], strict=True):
@@ -257,24 +261,28 @@ def noise_of(sizes: Floats, fault: float) -> float | None:
     return float(sizes[is_cut.argmax() - 1])
 
 
-def _block_sizes(state: StateAnswers) -> Floats:
-    """Return what a wrong block of tokens does to the first generated row, nats, without prompts
-    that have none. [prompts or fewer]
+def _block_rows(state: StateAnswers) -> list[Floats]:
+    """Return what a wrong block of tokens does to the generated rows before which both sides have
+    the same tokens, nats; one array a prompt, without prompts that have no such block.
     """
     try:
         sides = align([state.cold, state.wrong_blocks])
     except DumpError:
-        return np.empty(0)
-    sizes = []
-    for one, other in zip(*(side.responses for side in sides), strict=True):
-        row = other.rows.part(np.arange(len(other.rows)) == 0)
-        same = one.rows.part(np.isin(one.rows.positions, row.positions))
-        if len(same) == len(row) == 1:
-            size = _row_sizes(same, row, compare_rows(same, row))[0]
-            has_block = size > 0 or prompt_tokens(one) != prompt_tokens(other)
-            if has_block and not np.isnan(size):
-                sizes.append(size)
-    return np.array(sizes)
+        return []
+    blocks = []
+    for cold, wrong in zip(*(side.responses for side in sides), strict=True):
+        ours = cold.rows.part(np.isin(cold.rows.positions, wrong.rows.positions))
+        theirs = wrong.rows.part(np.isin(wrong.rows.positions, ours.positions))
+        if not len(ours):
+            continue
+        is_parted = np.cumsum(ours.targets != theirs.targets) > 0
+        # the row at which they part is the last one of equal tokens
+        rows = 1 + int((~is_parted[:-1]).sum())
+        sizes = _row_sizes(ours, theirs, compare_rows(ours, theirs))[:rows]
+        has_block = sizes[0] > 0 or prompt_tokens(cold) != prompt_tokens(wrong)
+        if has_block and not np.isnan(sizes[0]):
+            blocks.append(sizes)
+    return blocks
 
 
 def _judge_axis(
@@ -289,7 +297,7 @@ def _judge_axis(
     cached = np.array([-1 if each.cached is None else each.cached for each in side.responses])
     worst = float(sizes[is_known].max(initial=0.0))
     is_beyond = is_known & (sizes > scale.limit)
-    blocks = scale.blocks
+    blocks = scale.block_sizes
     seen = (blocks > scale.limit).sum()
     result = UNDECIDED
     where = reason = ""
@@ -343,7 +351,7 @@ def _judge_axis(
         noise_nats=scale.noise,
         noise_ratio=worst / scale.noise if scale.noise else None,
         largest_ratio_allowed=LIMIT if scale.noise else None,
-        wrong_block_nats=float(np.median(blocks)) if len(blocks) else None,
+        wrong_block_nats=scale.wrong_block,
         where=where,
         reason=reason,
     )

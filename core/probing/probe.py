@@ -279,7 +279,7 @@ class Probe:
         is_cold = bool(server.kind.way_to_be_cold) and not any(one.cached for one in reference)
         blocks = []
         for number, case in enumerate(cases):
-            request = self._cold(with_wrong_block(case, cases[number - 1]), 1)
+            request = self._cold(with_wrong_block(case, cases[number - 1]), TOKENS)
             blocks.append(self._ask(server, "state: another block", request))
         state = StateAnswers(
             ResponseSide("cold", tuple(reference)),

@@ -14,7 +14,7 @@ import pytest
 from core.checks.state import BEYOND, BITWISE, NOT_AVAILABLE, UNDECIDED, WITHIN, axes_of
 from core.judging import axes
 from core.judging.axes import AXES, cases_of
-from core.judging.state import judge_state, noise_of, sizes_of
+from core.judging.state import StateAnswers, judge_state, noise_of, sizes_of
 from core.probing import probe as probing
 from core.probing.client import Client
 from core.probing.plan import WATCH_PROMPTS, Plan
@@ -258,6 +258,34 @@ def test_a_block_that_changes_nothing_would_not_be_seen():
     answers = (*same, *state.wrong_blocks.responses[18:])
     state.wrong_blocks = ResponseSide("wrong block", answers)
     assert results_of(state)["warm"] == UNDECIDED
+
+
+def two_rows(name, first, second, tokens=(5, 0, 0)):
+    """Answers of two generated rows to 20 prompts, which differ from the plain ones by these sizes,
+    nats. tokens: the last one of the prompt and the generated ones.
+    """
+    answers = []
+    for number in range(20):
+        plain = np.random.default_rng(number).normal(size=8) - 5
+        signs = np.random.default_rng(number + 20).choice([-1, 1], 8)
+        rows = {
+            position: dict(enumerate((plain + size * signs).tolist()))
+            for position, size in ((7, first), (8, second))
+        }
+        answers.append(response([number] * 7 + [*tokens], rows, prompt=8, cached=8))
+    return ResponseSide(name, tuple(answers))
+
+
+@pytest.mark.parametrize(("generated", "result"), [(0, WITHIN), (9, UNDECIDED)])
+def test_a_wrong_block_is_as_large_as_its_largest_row_before_other_tokens(generated, result):
+    state = StateAnswers(
+        two_rows("cold", 0.0, 0.0),
+        two_rows("wrong block", 0.1, 1.0, (6, generated, 0)),
+        is_cold=True,
+        # 5 times the noise is more than 0.1 nats
+        sides={name: two_rows(name, 0.05, 0.05) for name in ("continuation", "warm")},
+    )
+    assert results_of(state)["warm"] == result
 
 
 @pytest.mark.parametrize(("size", "result"), [(1e-3, NOT_AVAILABLE), (0.9, BEYOND)])
