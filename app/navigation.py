@@ -53,6 +53,12 @@ def _no_near_ties(run: RunReader, pair: StoredPair) -> str:
     return _COUNT_WORDS.get(pair.summary.near_ties, "")
 
 
+def _no_cells(run: RunReader, pair: StoredPair) -> str:
+    if run.header.is_list:
+        return "no rows"
+    return "empty" if pair.summary.bit_identical else ""
+
+
 RUNS = Page(
     "runs",
     "Runs",
@@ -98,7 +104,7 @@ NEAR_TIES = Page(
     "Near ties",
     "run",
     (
-        PageSetting("threshold", "threshold", 4, span=(0, 64)),
+        PageSetting("threshold", "threshold", 2, span=(0, 64)),
         PageSetting("logits", "threshold_logits", "0.1", LOGIT_STEPS),
         PageSetting("unit", "threshold_unit", "ULPs", ["ULPs", "logits"]),
         PageSetting("of", "near_ties_of", PROMPTS[0], PROMPTS),
@@ -126,7 +132,7 @@ HEATMAP = Page(
         ),
         PageSetting("token", "heatmap_token", ""),  # an id or a text
     ),
-    absent=lambda _, pair: "empty" if pair.summary.bit_identical else "",
+    absent=_no_cells,
 )
 LAYERS = Page(
     "layers",
@@ -248,4 +254,6 @@ def absent(run: RunReader, pair: int) -> dict[str, str]:
     for name, recorded in RECORDED.items():
         if pair not in recorded.pairs(run):
             words[name] = "not captured"
+    if all(tab.name in words for tab in INTERNALS.tabs):
+        words[INTERNALS.name] = "not captured"
     return {name: word for name, word in words.items() if word}

@@ -245,9 +245,11 @@ def opening(sentence: str) -> str:
 
 
 def multiple(ratio: float) -> str:
-    """`0.94x`, `35,600x`: a ratio to the noise floor."""
+    """`0.94x`, `35,600x`: a ratio to the noise floor; only 0 is `0.00x`."""
     if not math.isfinite(ratio):
         return "infinitely many times"
+    if 0 < ratio < 0.005:
+        return "<0.01x"
     return f"{ratio:.2f}x" if ratio < 10 else f"{number(float(ratio))}x"
 
 

@@ -25,8 +25,11 @@ table.unreadable(unreadable, damaged)
 if not cards:
     actions.trash_list(deleted)
     widgets.empty()
-table.table(matches, labels, actions.of_row)
-table.count_line(cards, matches, labels)
+if matches:
+    table.table(matches, labels, actions.of_row)
+    table.count_line(cards, matches, labels)
+else:
+    filters.nothing_found(len(cards))
 actions.panel(matches, labels)
 if all(card.is_read_only for card in cards) and not hidden:
     table.first_visit(cards)

@@ -69,13 +69,17 @@ def draw(view: selection.View) -> None:
     if not are_lists:
         unit = f"{dtypes.pop()}." if len(dtypes) == 1 else "each run's own dtype: the units differ."
         about += f" ULPs of {unit}"
-    column = st.column_config.TextColumn(alignment="right", width=150)
+    width = max(150, 460 // len(titles))
+    columns = {
+        title: st.column_config.TextColumn(alignment="right", width=width, help=title)
+        for title in titles
+    }
     with left:
         widgets.room("figures", height).dataframe(
             figures,
             key="compare_figures",
             height=height,
-            column_config=dict.fromkeys(titles, column),
+            column_config=columns,
         )
         st.caption(about)
 

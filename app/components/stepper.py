@@ -1,4 +1,4 @@
-"""Steps along the prompt in the sidebar, as buttons with keys: position, flip, near tie, largest
+"""Steps through the pair in the sidebar, as buttons with keys: position, flip, near tie, largest
 difference.
 """
 
@@ -18,39 +18,46 @@ _KINDS = {
     "near tie": ("near_tie", "G", "T"),
     "NaN or infinity": ("nonfinite_mismatch", "Z", "X"),
 }
+Place = tuple[int, int]  # prompt and position
 
 
-def places(view: selection.View) -> dict[str, Sequence[int]]:
-    """Positions of the selected prompt to step to: all, and those of each kind there is."""
-    table = view.prompt_table
-    of_kind: dict[str, Sequence[int]] = {
-        "position": range(view.first_position, view.last_position + 1),
+def places(view: selection.View) -> dict[str, Sequence[Place]]:
+    """Places to step to: positions of the selected prompt, and those of each kind there is, of
+    every prompt in the view's table.
+    """
+    table = view.table
+    positions = range(view.first_position, view.last_position + 1)
+    of_kind: dict[str, Sequence[Place]] = {
+        "position": [(view.prompt, position) for position in positions],
     }
     for kind, (column, *_) in _KINDS.items():
         if column in table:
+            is_kind = table[column].astype(bool)
             # .loc takes all columns first
-            of_kind[kind] = table["position"][table[column].astype(bool)].tolist()
-    return {kind: positions for kind, positions in of_kind.items() if len(positions)}
+            rows = zip(table["prompt"][is_kind], table["position"][is_kind], strict=True)
+            of_kind[kind] = list(rows)
+    return {kind: found for kind, found in of_kind.items() if len(found)}
 
 
 def stepper(view: selection.View) -> None:
-    """Draw the steps of the selected prompt."""
+    """Draw the steps."""
     table = view.prompt_table
+    here = (view.prompt, view.position)
     with st.container(key="stepper", gap="xxsmall"):
-        for kind, positions in places(view).items():
-            before = bisect_left(positions, view.position)
-            after = bisect_right(positions, view.position)
-            label = plural(len(positions), kind)
+        for kind, found in places(view).items():
+            before = bisect_left(found, here)
+            after = bisect_right(found, here)
+            label = plural(len(found), kind)
             if kind == "position":
                 label = kind
             elif after > before:
-                label = f"{kind} {before + 1:,} of {len(positions):,}"
+                label = f"{kind} {before + 1:,} of {len(found):,}"
             _, back, forth = _KINDS[kind]
             left, right = st.columns([5, 9], gap="xxsmall")
             left.button(
                 "‹",
                 f"previous_{kind}",
-                on_click=partial(_step, positions, -1),
+                on_click=partial(_step, found, -1),
                 shortcut=back,
                 disabled=before == 0,
                 width="stretch",
@@ -58,9 +65,9 @@ def stepper(view: selection.View) -> None:
             right.button(
                 f"{label} ›",
                 f"next_{kind}",
-                on_click=partial(_step, positions, 1),
+                on_click=partial(_step, found, 1),
                 shortcut=forth,
-                disabled=after == len(positions),
+                disabled=after == len(found),
                 width="stretch",
             )
         largest = table["max_abs"].fillna(0.0).to_numpy(float)
@@ -76,12 +83,13 @@ def stepper(view: selection.View) -> None:
             )
 
 
-def _step(positions: Sequence[int], way: int) -> None:
-    """Select the next of some positions: from where the session is by now, so that no press of a
-    key is lost.
+def _step(found: Sequence[Place], way: int) -> None:
+    """Select the next of some places: from where the session is by now, so that no press of a key
+    is lost.
     """
     # A held key comes faster than pages are drawn: several callbacks run before one script run.
-    current = st.session_state.get("position", 0)
-    place = bisect_right(positions, current) if way > 0 else bisect_left(positions, current) - 1
-    if 0 <= place < len(positions):
-        selection.select(position=positions[place])
+    here = (st.session_state.get("prompt", 0), st.session_state.get("position", 0))
+    index = bisect_right(found, here) if way > 0 else bisect_left(found, here) - 1
+    if 0 <= index < len(found):
+        prompt, position = map(int, found[index])
+        selection.select(prompt=prompt, position=position)

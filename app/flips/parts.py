@@ -175,5 +175,6 @@ def explain_flip(figures: pd.Series, top: pd.DataFrame, unit: str = "logits") ->
         return numbers
     tie = "" if all(gaps) else " At a tie the lower token id wins."
     start, end = (f"{gap:+.{digits}g}" if gap else "0" for gap in gaps)
-    tokens = "Logit of the reference's argmax minus that of the variant's argmax"
+    value = "Log-probability" if unit == UNITS["logprob"] else "Logit"
+    tokens = f"{value} of the reference's argmax minus that of the variant's argmax"
     return f"{numbers} {tokens}: {start} on the reference, {end} on the variant.{tie}"

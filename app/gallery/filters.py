@@ -80,3 +80,13 @@ def ask(hidden: int) -> Filters:
         about = "Cells of large sweeps, which Compare shows, and runs that a judged run replaces."
         st.toggle(f"List {plural(hidden, 'more run')}", key="gallery_hidden", help=about)
     return Filters(text, verdict, flips)
+
+
+def nothing_found(total: int) -> None:
+    """Say that no run matches, with a button that clears search and filters."""
+    st.info(f"None of {plural(total, 'run')} matches the search and the filters.")
+    st.button("Show all runs", "clear_filters", on_click=_clear)
+
+
+def _clear() -> None:
+    st.session_state.update(gallery_search="", gallery_verdict="any", gallery_flips="any")

@@ -144,13 +144,14 @@ def _traces(
             "fillcolor": _FLOOR,
             "line": {"shape": "hvh", "width": 0},
         }
-        traces += [area, *_line(positions, rms, "RMS difference", {"width": 1, "dash": "dot"})]
+        traces += [area, *_line(positions, rms, "RMS difference", {"width": 1.5, "dash": "dot"})]
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
     traces[-1] |= _hover(shown, f"{where}{quantity} %{{text}}")
     has_nan = drawn["nonfinite_mismatch"].fillna(0).astype(float) > 0
     marks = {
-        "outlier": (drawn["is_outlier"], style.MISMATCH, "circle", 7),
+        # a ring: a flip at the same position is seen inside it
+        "outlier": (drawn["is_outlier"], style.MISMATCH, "circle-open", 13),
         "flip": (drawn["is_flip"].eq(True), style.VARIANT, "x", 9),
         "NaN or infinity on one side": (has_nan, style.MISMATCH, "square", 9),
     }

@@ -2,6 +2,8 @@
 the strip are given.
 """
 
+import shutil
+
 import pandas as pd
 import pytest
 from streamlit.util import calc_hash
@@ -11,11 +13,14 @@ from app.components import stepper
 from app.overview import token_strip
 from app.shell import address, selection
 from core.runs.queries.heat import COLOURS, heat
+from core.runs.reader import RunReader
 from tests.app import opening
 from tests.app.opening import click, enter
 from tests.core.runs.made_runs import sample
+from tests.places import ROOT
 
-# two prompts of 442 and 287 positions, one variant, flips of prompt 1 at 30, 36 and 239
+# two prompts of 442 and 287 positions, one variant, flips at 144 of prompt 0, and at 30, 36 and 239
+# of prompt 1
 RUN = "fresh-against-cached"
 
 pytestmark = pytest.mark.usefixtures("own_store")
@@ -244,6 +249,31 @@ def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, v
         assert setting.name not in app.query_params
 
 
+def test_a_run_opens_at_the_first_variant_of_its_gravest_verdict(own_store):
+    own_store.directory.mkdir()
+    # one variant is identical, the next one rounding
+    shutil.copy(ROOT / "sample_runs" / "batches-on-an-h100.duckdb", own_store.directory)
+    app = followed("overview", run="batches-on-an-h100")
+    assert app.query_params["variant"] == "prefill"
+    app = followed("overview", run="batches-on-an-h100", variant="decode+batch:8")
+    assert app.query_params["variant"] == "decode+batch:8"
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("trainer-against-rollout", {"heatmap": "no rows", "internals": "not captured"}),
+        ("batches-on-an-h100", {"heatmap": "empty"}),  # identical, with kernels
+        ("vllm-against-transformers", {"internals": "not captured"}),
+        ("where-it-starts", {}),
+    ],
+)
+def test_the_navigation_marks_what_is_empty(name, words):
+    with RunReader(ROOT / "sample_runs" / f"{name}.duckdb") as run:
+        absent = navigation.absent(run, 0)
+    assert {page: absent[page] for page in ("heatmap", "internals") if page in absent} == words
+
+
 def test_settings_outlive_a_page_switch_and_are_in_their_pages_link_only():
     app = followed("overview", run=RUN, prompt="1")
     enter(app, "selectbox", "strip_colour", "mean ULPs")
@@ -267,21 +297,21 @@ def test_steps_lead_to_the_positions_that_sql_finds():
     with sample(RUN) as run:
         places = stepper.places(view_of(run, prompt=1))
         rows = run._database.rows(
-            "SELECT position FROM position WHERE prompt = 1 AND near_tie ORDER BY position",
+            "SELECT prompt, position FROM position WHERE near_tie ORDER BY prompt, position",
         )
     assert places == {
-        "position": range(287),
-        "flip": [30, 36, 239],
-        "near tie": [row[0] for row in rows],
+        "position": [(1, position) for position in range(287)],
+        "flip": [(0, 144), (1, 30), (1, 36), (1, 239)],
+        "near tie": rows,
     }
 
 
-def test_buttons_step_from_flip_to_flip_and_end_there():
-    app = followed("near_ties", run=RUN, prompt="1", position="0")
+def test_buttons_step_from_flip_to_flip_of_every_prompt_and_end_there():
+    app = followed("near_ties", run=RUN, prompt="0", position="0")
     assert app.button(key="previous_flip").disabled
-    for position in ("30", "36", "239"):
+    for place in (("0", "144"), ("1", "30"), ("1", "36"), ("1", "239")):
         click(app, "next_flip")
-        assert app.query_params["position"] == position
+        assert (app.query_params["prompt"], app.query_params["position"]) == place
     assert app.button(key="next_flip").disabled
     click(app, "worst")
     assert app.query_params["position"] == "204"

@@ -85,13 +85,21 @@ def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
             "flips_share": _share(summary.flips, positions),
             "near_ties_share": _share(summary.near_ties, positions),
             "rms": np.sqrt((one.table["rms"] ** 2).mean()),
-            "noise_ratio": one.pair.noise_ratio,
+            "noise_ratio": _noise_ratio(one),
             "median_ulps": ulp_percentile(histogram, 0.5),
             "p99_ulps": ulp_percentile(histogram, 0.99),
         }
         rows.append(vars(summary) | own)
     names = [name for name, *_ in FIGURES]
     return pd.DataFrame(rows, columns=names).astype(float).dropna(axis="columns", how="all")
+
+
+def _noise_ratio(one: RunPair) -> float | None:
+    """Return the ratio of a pair, None if none was measured; 0 of an identical one, whose checks
+    measure its distance from an exact result.
+    """
+    ratio = one.pair.noise_ratio
+    return 0.0 if ratio is not None and one.pair.summary.bit_identical else ratio
 
 
 def _share(count: int | None, positions: int) -> float | None:
@@ -137,7 +145,9 @@ def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
     """Return what moved from run to run, as `flips 7.3% → 5.3% of positions`, and what did not."""
     texts = []
     for one in run_pairs:
-        summary, header, ratio = one.pair.summary, one.run.header, one.pair.noise_ratio
+        summary = one.pair.summary
+        header = one.run.header
+        ratio = _noise_ratio(one)
         kind = header.provenance.kind
         texts.append(
             {

@@ -52,7 +52,7 @@ def search(app, words):
 
 def names(app):
     assert not app.exception
-    return table_of(app)["name"].tolist()
+    return table_of(app)["name"].tolist() if app.dataframe else []
 
 
 CARD = RunCard(
@@ -191,6 +191,8 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
     search(app, "import parser zebra")
     assert read == [len(SAMPLES)]  # nothing is read twice
     assert names(app) == []
+    click(app, "clear_filters")
+    assert len(names(app)) == len(SAMPLES)
 
 
 def ticked(*run_ids, **link):

@@ -36,7 +36,7 @@ def counted(where):
 @pytest.mark.parametrize(
     ("link", "columns", "limit", "words"),
     [
-        ({}, "margin_ulps", "4", "≤ 4 ULPs of bfloat16"),
+        ({}, "margin_ulps", "2", "≤ 2 ULPs of bfloat16"),
         ({"threshold": "1"}, "margin_ulps", "1", "≤ 1 ULP of bfloat16"),
         ({"unit": "logits", "logits": "0.5", "of": "all-prompts"}, "margin", "0.5", "≤ 0.5 logits"),
     ],

@@ -16,6 +16,7 @@ from core.runs.queries.compare import (
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import write_run
+from tests.places import ROOT
 
 VOCAB = 8
 
@@ -68,6 +69,16 @@ def test_figures_stand_beside_each_other(tmp_path):
     assert "noise_ratio" not in table  # of neither run
     assert table["median_ulps"].tolist() == [0, 0]
     assert table["p99_ulps"].tolist() == table["p99_ulps"].astype(int).tolist() > [0, 0]
+
+
+def test_an_identical_pair_is_at_0_of_its_noise_floor():
+    with RunReader(ROOT / "sample_runs" / "batches-on-an-h100.duckdb") as run:
+        pairs = [RunPair(run, pair, run.positions(pair.index)) for pair in run.pairs]
+        assert [pair.summary.bit_identical for pair in run.pairs] == [True, False]
+        ratios = figures(pairs)["noise_ratio"].tolist()
+        assert ratios == [0.0, pytest.approx(0.9375728308972463)]
+        moved, _ = movements(pairs)
+    assert "RMS / noise floor 0.00x → 0.94x" in moved
 
 
 def test_counts_over_different_totals_are_compared_as_rates(tmp_path):
