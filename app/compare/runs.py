@@ -69,9 +69,8 @@ def draw(view: selection.View) -> None:
     if not are_lists:
         unit = f"{dtypes.pop()}." if len(dtypes) == 1 else "each run's own dtype: the units differ."
         about += f" ULPs of {unit}"
-    width = max(150, 460 // len(titles))
     columns = {
-        title: st.column_config.TextColumn(alignment="right", width=width, help=title)
+        title: st.column_config.TextColumn(alignment="right", width=160, help=title)
         for title in titles
     }
     with left:

@@ -167,7 +167,7 @@ def _traces(
             "name": name,
             "x": rows["position"].to_numpy(int),
             "y": np.where(is_on_axis, heights, 10 ** span[1]),
-            "marker": {"color": color, "symbol": symbol, "size": size},
+            "marker": {"color": color, "symbol": symbol, "size": size, "line": {"width": 2}},
         }
         traces.append(mark | _hover(rows, f"{where}{name}, %{{text}}"))
     return traces
