@@ -253,6 +253,15 @@ def multiple(ratio: float) -> str:
     return f"{ratio:.2f}x" if ratio < 10 else f"{number(float(ratio))}x"
 
 
+def scaling(factor: float, digits: int = 4) -> str:
+    """`0.8`, `1.000002`: so many significant digits, or more if it would read 1."""
+    text = f"{factor:.{digits}g}"
+    while float(text) == 1 != factor:
+        digits += 1
+        text = f"{factor:.{digits}g}"
+    return text
+
+
 def exact_decimals(values: Iterable[float]) -> int | None:
     """Return the decimals with which every logit of a column is `exact`; None: more than nine."""
     most = 0

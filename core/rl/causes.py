@@ -13,7 +13,7 @@ import numpy as np
 from ..cause import Cause
 from ..numerics.arrays import Flags, Floats
 from ..numerics.formats import FORMATS, round_to
-from ..text import clean, number, percent, plural, series
+from ..text import clean, number, percent, plural, scaling, series
 from .figures import Integers, SampledTokens
 from .token_values import (
     CONTRAST,
@@ -336,8 +336,8 @@ def _temperature(tokens: SampledTokens) -> Iterator[Cause]:
             rollout, trainer = tokens.names
             cause = Cause(
                 "temperature",
-                f"'{rollout}' is sampled at a temperature of about {1 / inverse:.3g} times that of"
-                f" '{trainer}'.",
+                f"'{rollout}' is sampled at a temperature of about {scaling(1 / inverse, 3)}"
+                f" times that of '{trainer}'.",
                 {"temperature": 1 / inverse},
             )
             near = rest <= np.quantile(rest, 0.99)

@@ -251,7 +251,8 @@ def files_in(names: Sequence[str | Path]) -> list[Path]:
         if not path.is_dir():
             files.append(path)
             continue
-        below = [each for each in sorted(path.rglob("*"), key=_in_order) if are_tokens([each])]
+        shown = [each for each in path.rglob("*") if not _is_hidden(each.relative_to(path))]
+        below = [each for each in sorted(shown, key=_in_order) if are_tokens([each])]
         if not below:
             raise DumpError(
                 f"{clean(path.name or path)}: is a folder without a file of sampled tokens"
@@ -279,6 +280,11 @@ def make_plain(path: Path, target: Path) -> None:
                         f"{clean(path.name)}: unpacks to over {MAX_FILE_BYTES:,} bytes; split it.",
                     )
                 part = plain.read(_COPIED)
+
+
+def _is_hidden(path: Path) -> bool:
+    """Return whether it is below a folder of tools, such as `.git` or `.venv`, or is theirs."""
+    return any(part.startswith(".") for part in path.parts)
 
 
 def _in_order(path: Path) -> list[str | int]:

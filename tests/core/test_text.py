@@ -127,6 +127,12 @@ def test_a_number_has_three_digits_and_a_column_or_an_axis_one_form():
     assert text.on_axis([1e-5, 1.0, 1000.0]) == ["1e-5", "1e+0", "1e+3"]
     assert text.exact_decimals([12.9375, 13.0, -0.125]) == 4
     assert text.exact_decimals([1.25, 1e-12]) is None
+    assert [text.scaling(factor) for factor in (0.8, 1.42857, 1.000002, 1.0)] == [
+        "0.8",
+        "1.429",
+        "1.000002",
+        "1",
+    ]
     ratios = (0.0, 0.0049, 0.005, 9.994, 35_612.0)
     assert [text.multiple(ratio) for ratio in ratios] == [
         "0.00x",

@@ -12,7 +12,7 @@ import numpy as np
 from ...cause import Cause
 from ...numerics.arrays import Values
 from ...numerics.formats import FORMATS, round_to
-from ...text import number, plural
+from ...text import number, plural, scaling
 from .rows import PairRows, RowPair, TooFewError
 from .scoring import FEW, TRIMMED, Undo, center, fit_and_score
 
@@ -34,7 +34,7 @@ def temperature(pair: PairRows, rows: Sequence[RowPair]) -> Iterator[Cause]:
     """
     factor = float(np.median([_slope(row) for row in rows]))
     if factor > 0:
-        amount = f"{1 / factor:.4g} (values x {factor:.4g})"
+        amount = f"{scaling(1 / factor)} (values x {scaling(factor)})"
         says = (
             f"Up to a constant in each row, '{pair.names[1]}' is '{pair.names[0]}' at a temperature"
             f" of {amount}."

@@ -2,6 +2,7 @@
 folders.
 """
 
+import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -153,6 +154,13 @@ def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_pat
     assert whole[0]["mismatch"] == whole[1]["mismatch"]
     miles = cli("compare", ROLLOUTS / "miles", "--json").json["mismatch"]
     assert (miles["tokens"], miles["by_step"][0]["step"]) == (len(r_of(0, 1, 2)), 9)
+
+
+def test_hidden_files_and_folders_are_not_read(tmp_path):
+    for name in (".venv/step_1", "step_1"):
+        shutil.copytree(RANK.parent, tmp_path / name)
+    shutil.copy(RANK, tmp_path / "step_1" / ".rank_0.jsonl")
+    assert files_in([tmp_path]) == sorted((tmp_path / "step_1").glob("rank*"))
 
 
 def test_a_folder_without_sampled_tokens_and_three_dumps_are_refused(cli, tmp_path):
