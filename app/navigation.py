@@ -164,7 +164,7 @@ KV_CACHE = Page(
         PageSetting(
             "measure",
             "kv_measure",
-            "rms",
+            "max_row_ulps",
             ["neq_share", "max_row_ulps", "max_ulps", "rms"],
         ),
         PageSetting("kind", "kv_kind", "key", BY_POSITION),

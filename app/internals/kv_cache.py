@@ -42,7 +42,7 @@ def draw(view: selection.View) -> None:
             f" {plural(together['nonfinite_mismatch'], 'element')} of the caches. Unless the dtype"
             " overflows (float16 beyond 65,504), rounding cannot produce it.",
         )
-    options = ("rms", "max_row_ulps", "max_ulps", "neq_share")
+    options = ("max_row_ulps", "max_ulps", "neq_share", "rms")
     names = {name: charts.MEASURES[name] for name in options}
     with controls:
         measure = widgets.choice("Measure", names, "kv_measure")

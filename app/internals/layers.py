@@ -71,7 +71,7 @@ def draw(view: selection.View) -> None:
     about = "No noise floor was run for the modules: capture with `--layer-floor 2`."
     has_floor = table["floor_rms"].notna().any()
     if has_floor:
-        title, about = _beyond_floor(table)
+        title, about = _beyond_floor(table, view.dtype)
     st.subheader(title)
     growth = charts.module_growth(table).add_shape(selected_line(int(module.name)))
     plots.draw(growth, "layers_growth", "layers-growth", partial(_open_module, table))
@@ -108,7 +108,7 @@ def draw(view: selection.View) -> None:
     exports.download(files, exports.file_stem(view, "layers"), "layers")
 
 
-def _beyond_floor(table: DataFrame) -> tuple[str, str]:
+def _beyond_floor(table: DataFrame, dtype: str) -> tuple[str, str]:
     """Return the title of the growth over depth, the first module beyond its noise floor or the
     one that comes closest, and what the noise floors are worth.
     """
@@ -118,10 +118,11 @@ def _beyond_floor(table: DataFrame) -> tuple[str, str]:
     if beyond is not None:
         size = "its noise floor is 0"
         if np.isfinite(beyond.ratio):
-            size = f"{multiple(beyond.ratio)} its noise floor"
+            size = f"{multiple(beyond.ratio)} its noise floor in {dtype}"
         title = f"First module beyond noise: `{widgets.code(beyond.module)}`, {size}"
     elif furthest is not None:
-        title += f": at most {multiple(furthest.ratio)}, `{widgets.code(furthest.module)}`"
+        title += f" in {dtype}: at most {multiple(furthest.ratio)},"
+        title += f" `{widgets.code(furthest.module)}`"
     about = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
