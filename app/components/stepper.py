@@ -34,8 +34,8 @@ def places(view: selection.View) -> dict[str, Sequence[Place]]:
         if column in table:
             is_kind = table[column].astype(bool)
             # .loc takes all columns first
-            rows = zip(table["prompt"][is_kind], table["position"][is_kind], strict=True)
-            of_kind[kind] = list(rows)
+            columns = (table[name][is_kind].tolist() for name in ("prompt", "position"))
+            of_kind[kind] = list(zip(*columns, strict=True))
     return {kind: found for kind, found in of_kind.items() if len(found)}
 
 
@@ -91,5 +91,5 @@ def _step(found: Sequence[Place], way: int) -> None:
     here = (st.session_state.get("prompt", 0), st.session_state.get("position", 0))
     index = bisect_right(found, here) if way > 0 else bisect_left(found, here) - 1
     if 0 <= index < len(found):
-        prompt, position = map(int, found[index])
+        prompt, position = found[index]
         selection.select(prompt=prompt, position=position)
