@@ -14,7 +14,7 @@ from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.reader import RunReader
 from core.runs.store.cards import RunCard
 from core.runs.store.store import cell_of
-from core.text import multiple, number, percent, printable
+from core.text import clip, multiple, number, percent, printable
 
 # runs next to the first: six colors can be distinguished
 MOST = 5
@@ -134,7 +134,7 @@ def pick(view: selection.View) -> list[RunPair]:
 
 def names(runs: Sequence[RunReader]) -> list[str]:
     """Return short, distinct names of the runs: numbered if two share a name."""
-    plain = [printable(run.header.name, "?")[:60] for run in runs]
+    plain = [clip(printable(run.header.name, "?"), 60) for run in runs]
     return [
         name if plain.count(name) == 1 else f"{place}: {name}"
         for place, name in enumerate(plain, 1)
@@ -160,15 +160,18 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
         for value, one in zip(table.get(name, []), pairs, strict=False):
             # some figures of lists are unknown, of which it says so
             text = number(value)
-            if name == "noise_ratio" and not pd.isna(value):
+            if pd.isna(value):
+                text = "–"
+            elif name == "noise_ratio":
                 text = multiple(value)
-            elif name.endswith("_share") and not pd.isna(value):
+            elif name.endswith("_share"):
                 text = percent(value)
                 if name != "neq_share":
                     total = len(one.table)
                     text += f", {round(value * total):,} of {total:,}"
             first = table[name][0]
-            if is_more and cells and first and number(value / first) not in ("1", "undefined"):
+            is_comparable = len(units) == 1 and cells and value and first
+            if is_more and is_comparable and number(value / first) not in ("1", "undefined"):
                 text += f"  ({multiple(value / first)})"
             cells.append(text)
         if cells:

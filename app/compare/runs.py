@@ -29,12 +29,13 @@ def draw(view: selection.View) -> None:
     """Draw the tab."""
     pairs = parts.pick(view)
     titles = parts.names([one.run for one in pairs])
+    are_flips_known = all(one.pair.summary.flips is not None for one in pairs)
 
     def read() -> tuple:
         """Read what is the same at every position."""
         is_same = same_tokens(pairs)
         all_flips = flips(pairs)
-        if is_same is False:
+        if is_same is False or not are_flips_known:
             all_flips = all_flips[:0]
         differs = parts.differing([one.facts for one in pairs], map(widgets.escape, titles))
         differs = differs.drop(index=["run", "name", "verdict"], errors="ignore")
@@ -123,7 +124,9 @@ def draw(view: selection.View) -> None:
             st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")
-        if all_flips.empty:
+        if not are_flips_known:
+            st.write("A run has no top tokens, so its flips are unknown.")
+        elif all_flips.empty:
             st.write("No run has a flip." if has_tokens else "Values have no flips.")
         else:
             table = parts.flip_texts(all_flips, pairs, titles)

@@ -163,7 +163,10 @@ class Figure {
     const png = { ...camera, name: "png", title: "Save as PNG", click: () => this.save("png") };
     const wide = { name: "wide", title: "Whole window", icon: WIDE, click: () => this.widen() };
     const zooms = [["zoom2d", "pan2d"], ["zoomIn2d", "zoomOut2d", "autoScale2d", "resetScale2d"]];
-    return (this.configured ??= { displaylogo: false, scrollZoom: false, modeBarButtons: [[svg, png], ...zooms, [wide]] });
+    // without a pointer that hovers, plotly would always show the buttons, over the legend
+    const displayModeBar = matchMedia("(hover: none)").matches ? false : "hover";
+    const modeBarButtons = [[svg, png], ...zooms, [wide]];
+    return (this.configured ??= { displaylogo: false, scrollZoom: false, displayModeBar, modeBarButtons });
   }
 
   listen() {

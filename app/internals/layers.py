@@ -96,6 +96,8 @@ def draw(view: selection.View) -> None:
         hidden += ["nonfinite_mismatch"]
     columns = [name for name in dict.fromkeys([*_FIRST_COLUMNS, *table]) if name not in hidden]
     shown = table.assign(module=table["module"].map(visible), kind=table["kind"].map(kind_word))
+    # 0 of a noise floor of 0 says nothing
+    shown["ratio"] = table["ratio"].mask((table["floor_rms"] == 0) & (table["rms"] == 0))
     # Other tables have a column of the name for launches.
     titles = {"ratio": charts.MEASURES["ratio"]}
     tables.draw(shown[columns].rename(columns=titles), "layers_table")
@@ -123,7 +125,8 @@ def _beyond_floor(table: DataFrame, dtype: str) -> tuple[str, str]:
     elif furthest is not None:
         title += f" in {dtype}: at most {multiple(furthest.ratio)},"
         title += f" `{widgets.code(furthest.module)}`"
-    about = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor."
+    about = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor"
+    about += " of reduction orders alone; the checks of a verdict in 16 bits add rounding."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
         about += (

@@ -118,7 +118,10 @@ def mitigations(view: selection.View) -> None:
     rows = view.run.mitigations[view.pair.index]
     st.markdown(widgets.escape(advice(rows)))
     table = pd.DataFrame([row for row in rows if not row.refusal])[_OF_MITIGATIONS]
-    titles = {"name": "mitigation", "noise_ratio": "RMS / noise floor"}
+    titles = {
+        "name": "mitigation",
+        "noise_ratio": f"RMS / {rows[0].compute_dtype} noise floor",
+    }
     tables.draw(table.rename(columns=titles), "mitigations", unit=view.header.unit)
     st.caption(
         "One change at a time. Throughput: relative to the baseline. Noise floor of"

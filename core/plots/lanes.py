@@ -144,7 +144,8 @@ def _traces(
             "fillcolor": _FLOOR,
             "line": {"shape": "hvh", "width": 0},
         }
-        traces += [area, *_line(positions, rms, "RMS difference", {"width": 1.5, "dash": "dot"})]
+        dotted = {"width": 1.5, "dash": "dot"}
+        traces += [area, *_line(positions, rms, "RMS difference", dotted, "circle-open")]
     largest = shown["max_abs"].to_numpy(float)
     traces += _line(positions, largest, quantity, {"width": 1.8})
     traces[-1] |= _hover(shown, f"{where}{quantity} %{{text}}")
@@ -167,21 +168,32 @@ def _traces(
             "name": name,
             "x": rows["position"].to_numpy(int),
             "y": np.where(is_on_axis, heights, 10 ** span[1]),
-            "marker": {"color": color, "symbol": symbol, "size": size, "line": {"width": 2}},
+            "marker": {"color": color, "symbol": symbol, "size": size},
         }
+        if symbol.endswith("-open"):
+            mark["marker"]["line"] = {"width": 2}
         traces.append(mark | _hover(rows, f"{where}{name}, %{{text}}"))
     return traces
 
 
-def _line(x: Array, y: Array, name: str, look: Record) -> list[Record]:
-    """Return a line with gaps at zero; a point without neighbors as a mark of its own."""
+def _line(
+    x: Array,
+    y: Array,
+    name: str,
+    look: Record,
+    symbol: str = "circle",
+) -> list[Record]:
+    """Return a line with gaps at zero; a point without neighbors as a mark of its own. symbol: of
+    such marks.
+    """
     heights = style.gaps_at_zero(y)
     is_lone = style.is_lone(heights)
     color = {"color": style.REFERENCE}
     common = {"name": name, "hoverinfo": "skip"}
     traces = []
     if is_lone.any():
-        marks = {"x": x[is_lone], "y": heights[is_lone], "marker": {**color, "size": 6}}
+        marker = {**color, "size": 6, "symbol": symbol}
+        marks = {"x": x[is_lone], "y": heights[is_lone], "marker": marker}
         traces.append({**common, **marks, "mode": "markers"})
     line = {"x": x, "y": heights, "line": color | look, "marker": style.UNDRAWN}
     return [*traces, {**common, **line, "mode": "lines+markers"}]
@@ -201,20 +213,14 @@ def _log_axis(drawn: DataFrame, most: int) -> Record:
     """Return the log axis that all lanes share. most: labels of a lane."""
     # a floor next to 0 at a few positions would stretch the axis
     floors = drawn["floor_rms"]
-    floor = float(floors.clip(lower=floors.median() / 10).min())
-    columns = ["max_abs"] if np.isnan(floor) else ["max_abs", "rms"]
-    values = np.append(drawn[columns].to_numpy(float), floor)
+    floors = floors.clip(lower=floors.median() / 10)
+    columns = ["max_abs"] if floors.isna().all() else ["max_abs", "rms"]
+    values = np.append(drawn[columns].to_numpy(float), floors.to_numpy(float))
     low, high = style.span(values, (0.1, 1.0))
     bottom = float(np.log10(low)) - 0.15
     top = float(np.log10(high)) + 0.25
-    powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
     axis = {**style.log_axis(values), "range": [bottom, top], "zeroline": False}
-    ticks = 10.0**powers
-    if len(powers) < 2:
-        decades = 10.0 ** np.arange(np.floor(bottom), top)
-        steps = np.multiply.outer(decades, (1, 2, 5)).ravel()
-        ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
-    return {**axis, "tickvals": style.every_few(ticks, most)}
+    return {**axis, "tickvals": style.log_ticks(bottom, top, most)}
 
 
 def selected_in_lane(prompts: Sequence[int], prompt: int, position: int) -> Record:

@@ -22,6 +22,7 @@ from .style import (
     inert,
     layout,
     log_axis,
+    log_ticks,
 )
 
 # positions of a kind from which on they are shaded by density: points would lie on each other
@@ -30,6 +31,7 @@ CROWDED = 2000
 _CELLS = (96, 56)
 # A path: of other shapes in pixels, plotly moves corners below 0 to 0 if the axis is logarithmic.
 _RING = "M9,0 C9,5 5,9 0,9 C-5,9 -9,5 -9,0 C-9,-5 -5,-9 0,-9 C5,-9 9,-5 9,0 Z"
+_MOST_TICKS = 8  # of an axis with a gutter
 _GUTTER = 10**0.25  # end of a gutter of zeros, over their place in it
 # by kind
 _MARKS = (
@@ -109,7 +111,12 @@ def near_tie_scatter(
             x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
         )
     figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
+    # no label in a gutter, which would give its zeros a size
+    if x_zero is not None:
+        figure.update_xaxes(tickvals=log_ticks(np.log10(left), np.log10(ends[0][1]), _MOST_TICKS))
     figure.update_yaxes(range=np.log10(ends[1]))
+    if y_zero is not None:
+        figure.update_yaxes(tickvals=log_ticks(np.log10(bottom), np.log10(ends[1][1]), _MOST_TICKS))
     return layout(
         figure,
         460,

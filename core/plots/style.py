@@ -63,6 +63,19 @@ def log_axis(values: Array) -> dict:
     return {"type": "log", "tickformat": form, "minorloglabels": "complete", **labels}
 
 
+def log_ticks(bottom: float, top: float, most: int) -> list[float]:
+    """Return at most so many ticks of a log axis between two exponents: powers of ten if there are
+    two, else 1, 2 and 5 of each.
+    """
+    powers = np.arange(np.ceil(bottom), np.floor(top) + 1)
+    ticks = 10.0**powers
+    if len(powers) < 2:
+        decades = 10.0 ** np.arange(np.floor(bottom), top)
+        steps = np.multiply.outer(decades, (1, 2, 5)).ravel()
+        ticks = steps[(steps >= 10**bottom) & (steps <= 10**top)]
+    return list(every_few(ticks, most))
+
+
 def hover(values: Array, of: str = "y") -> str:
     """Return the placeholder of a hover for one of `values`, in the form of their axis: three
     digits, written out or as powers of ten.

@@ -143,6 +143,8 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
 
 def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
     """Return what moved from run to run, as `flips 7.3% → 5.3% of positions`, and what did not."""
+    are_lists = any(one.run.header.is_list for one in run_pairs)
+    elements = "values that differ" if are_lists else "logits that differ"
     texts = []
     for one in run_pairs:
         summary = one.pair.summary
@@ -153,7 +155,7 @@ def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
             {
                 "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
                 "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
-                "logits that differ": _known_percent(summary.neq_share),
+                elements: _known_percent(summary.neq_share),
                 "positions that flip": _known_percent(_share(summary.flips, len(one.table))),
             },
         )

@@ -151,8 +151,8 @@ def outcome(table: DataFrame) -> str:
     first = parted.loc[parted["agreed_tokens"].idxmin()]
     place = f"position {first['parting_position']:,} of prompt {first['prompt']}"
     return (
-        f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, first at"
-        f" {place}."
+        f"**{len(parted)} of {plural(len(table), 'prompt')} diverge** within {tokens}, the earliest"
+        f" after {plural(first['agreed_tokens'], 'token')} in common, at {place}."
     )
 
 
@@ -241,7 +241,9 @@ def margin_points(table: DataFrame) -> tuple[DataFrame, float | None, float | No
     table = table.dropna(subset=MARGINS, how="all")
     # the bound is a theorem about finite numbers
     is_odd = table["nonfinite_mismatch"] > 0
-    known = [is_odd, table["is_flip"].astype(bool), table["could_flip"].astype(bool)]
+    # equal logits cannot flip, although a tie is within twice their difference of 0
+    could_flip = table["could_flip"].astype(bool) & (table["max_abs"] > 0)
+    known = [is_odd, table["is_flip"].astype(bool), could_flip]
     margin = table[MARGINS].min(axis=1).to_numpy(float)
     difference = table["max_abs"].to_numpy(float)
     x, x_zero = _above_zero(difference)

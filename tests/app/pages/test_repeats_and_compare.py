@@ -80,10 +80,16 @@ def test_a_figure_that_a_run_lacks_has_no_ratio(own_store):
     own_store.directory.mkdir()
     shutil.copy(ROOT / "sample_runs" / "trainer-against-rollout.duckdb", own_store.directory)
     pages = {"run": "fresh-against-cached", "with": "trainer-against-rollout"}
-    figures = table_of(open_page("compare", **pages))
-    unknown = [text for text in figures.to_numpy().ravel() if "undefined" in text]
+    app = open_page("compare", **pages)
+    figures = table_of(app)
+    unknown = [text for text in figures.to_numpy().ravel() if text.startswith("–")]
     assert unknown
-    assert set(unknown) == {"undefined"}
+    assert set(unknown) == {"–"}
+    # nats over logits are no ratio, and chosen tokens say nothing of flips
+    assert not figures.iloc[:, 1].str.contains("x)", regex=False).any()
+    assert "values that differ" in page_text(app)
+    assert "Flips in every run" not in page_text(app)
+    assert "flips are unknown" in page_text(app)
 
 
 def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
