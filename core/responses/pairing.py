@@ -190,15 +190,41 @@ class ResponsePair:
 
 
 def pairs_of(sides: Sequence[ResponseSide]) -> tuple[ResponsePair, ...]:
-    """Compare the first side with every other one; sides: aligned by `align`."""
-    return tuple(compare_sides(sides[0], side) for side in sides[1:])
+    """Compare the first side with every other one; sides: aligned by `align`.
+
+    DumpError if two have no position of equal context.
+    """
+    reference, *variants = sides
+    grid, *grids = _grids_of(sides)
+    return tuple(
+        _compare(reference, variant, (grid, other))
+        for variant, other in zip(variants, grids, strict=True)
+    )
 
 
 def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePair:
-    """Compare two aligned sides, response by response.
+    """Compare two aligned sides; see `pairs_of`."""
+    (pair,) = pairs_of([reference, variant])
+    return pair
 
-    DumpError if they have no position of equal context.
-    """
+
+def _grids_of(sides: Sequence[ResponseSide]) -> list[Grid | None]:
+    """Return the grid of each side's values; that of sides equal to the first is sought once."""
+    first, *others = [_best_values(without_placeholders(side)[0]) for side in sides]
+    grid = find_grid(first)
+    grids = [grid]
+    for values in others:
+        is_equal = len(values) == len(first) and all(map(np.array_equal, values, first))
+        grids.append(grid if is_equal else find_grid(values))
+    return grids
+
+
+def _compare(
+    reference: ResponseSide,
+    variant: ResponseSide,
+    grids: tuple[Grid | None, Grid | None],
+) -> ResponsePair:
+    """Compare two sides, response by response."""
     sides = reference, variant
     responses = list(zip(reference.responses, variant.responses, strict=True))
     meetings = []
@@ -232,7 +258,6 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
     missing = [*placeholders[0], *placeholders[1], *missing]
     prompts = shared >> 32
     starts_of_prompts = np.array([each.start for each in meetings])
-    grids = [find_grid(_best_values(each)) for each in cleaned]
     counts = [len(np.union1d(*sent))]
     for rows, side in zip(sent, sides, strict=True):
         # a token without a row may have one on the other side
@@ -242,7 +267,7 @@ def compare_sides(reference: ResponseSide, variant: ResponseSide) -> ResponsePai
         reference.name,
         variant.name,
         reference.keys,
-        (grids[0], grids[1]),
+        grids,
         prompts,
         one.positions >= starts_of_prompts[prompts],
         (one, other),
