@@ -120,14 +120,14 @@ MUTANTS = (
         "core/checks/pair.py",
         "WIDE = Limits(over_all=4.0",
         "WIDE = Limits(over_all=40.0",
-        "tests/core/judging",
+        "tests/core/numerics/test_statistic.py",
     ),
     Mutant(
         "limit of errors in 16 bits at 4",
         "core/checks/drawn.py",
         "DRAWN_LIMITS = Limits(over_all=2.0",
         "DRAWN_LIMITS = Limits(over_all=4.0",
-        "tests/core/judging",
+        "tests/core/numerics/test_statistic.py",
     ),
     Mutant(
         "KL with the sides exchanged",

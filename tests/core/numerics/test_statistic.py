@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from core.checks.drawn import DRAWN_LIMITS
+from core.checks.drawn import DRAWN_LIMITS
 from core.checks.pair import OWN, WIDE
 from core.numerics.statistic import FALSE_ALARM, floor_test, smallest_fault
 
@@ -53,7 +54,15 @@ def test_a_pair_larger_everywhere_fails_as_a_whole():
     assert test.ratio == pytest.approx(24, rel=0.5)
     assert not test.is_passed
     assert test.is_larger_everywhere
-    assert floor_test(drawn[0] * 2**2, drawn[1:], WIDE).is_passed
+
+
+@pytest.mark.parametrize(
+    ("limits", "factor", "is_passed"),
+    [(WIDE, 3.9, True), (WIDE, 4.1, False), (DRAWN_LIMITS, 1.9, True), (DRAWN_LIMITS, 2.1, False)],
+)
+def test_a_pair_is_rounding_up_to_the_limit_that_the_calibration_states(limits, factor, is_passed):
+    draws = rounding(2, 4)
+    assert floor_test(draws.mean(0) * factor**2, draws, limits).is_passed is is_passed
 
 
 @pytest.mark.parametrize("jump", [1, 1e5])
