@@ -141,7 +141,10 @@ def screening_row(
         )
     elif size > bug and may_be_16_bits and of_16_bits <= ROW_ULPS["bfloat16"][1]:
         outcome, in_16_bits = NOTED, f"{number(of_16_bits, 3)} if the model computes in bfloat16"
-        says = f"{measurement}, {in_16_bits}. Name its --compute-dtype."
+        says = (
+            f"{measurement}, {in_16_bits}. If it does, save its logits in that dtype, before a"
+            " log-softmax; if it computes in float32, name that as --compute-dtype."
+        )
     elif size > bug and not has_experts:
         causes_of_it = (
             "a bug, other weights, lower precision, or a mixture of experts (--mixture-of-experts)"

@@ -23,6 +23,7 @@ from ..checks.pair import NoiseFloor, Pair
 from ..checks.rerun import Rerun
 from ..checks.shrink import shrink_row
 from ..checks.single_logit import LARGEST_PEAK
+from ..checks.single_token import FEWEST_ROWS, single_token_row
 from ..evidence import Evidence
 from ..numerics.arrays import Floats
 from ..numerics.formats import FLOAT32, spacings
@@ -40,7 +41,6 @@ from .validity import FIRST_ROWS, may_be_16_bits, not_finite_of, sampling
 from .values import order_row, scale_of_values, some_values
 
 _LOGITS = 1 << 22  # of a side that are read at once
-_FEWEST_ROWS = 16  # whose differences are compared with one another
 MakeControls = Callable[..., "DumpControls"]  # with the arguments of DumpControls
 
 
@@ -136,6 +136,8 @@ class DumpControls(Controls):
             )
         if not self.header.has_tokens and self.figures.has_all_logits:
             rows += filter(None, [order_row(self.figures, self.index)])
+        if not self.is_identical and len(self._sampled_rows) >= FEWEST_ROWS:
+            rows += filter(None, [single_token_row(self, self._sampled_differences)])
         return rows
 
     def _uploaded(self, kind: str) -> dict[str, Divergence]:
@@ -274,14 +276,27 @@ class DumpControls(Controls):
         """Return the share of the difference that goes with the logits, of some rows of all
         prompts; 0.0 of few rows, which are alike by chance, and of values that are no logits.
         """
-        count = min(self.header.rows, ALIKE, _LOGITS // self.header.vocab)
-        if count < _FEWEST_ROWS or not (self.figures.has_all_logits and self.header.has_tokens):
+        if len(self._sampled_rows) < FEWEST_ROWS:
             return 0.0
-        rows = np.linspace(0, self.header.rows - 1, count).astype(int).tolist()
-        differences = np.concatenate([self._differences(row, row + 1) for row in rows])
-        logits = np.concatenate([some_values(self.figures, 0, (row, row + 1)) for row in rows])
+        rows = [some_values(self.figures, 0, (row, row + 1)) for row in self._sampled_rows]
+        logits = np.concatenate(rows)
         logits = np.where(np.isfinite(logits), logits, 0.0)
-        return min(systematic_error(differences, logits).share, 1.0)
+        return min(systematic_error(self._sampled_differences, logits).share, 1.0)
+
+    @property
+    def _sampled_rows(self) -> list[int]:
+        """Rows of all prompts that are compared with one another; none of values that are no
+        logits.
+        """
+        if not (self.figures.has_all_logits and self.header.has_tokens):
+            return []
+        count = min(self.header.rows, ALIKE, _LOGITS // self.header.vocab)
+        return np.linspace(0, self.header.rows - 1, count).astype(int).tolist()
+
+    @cached_property
+    def _sampled_differences(self) -> Floats:
+        """Differences of the sampled rows. [rows, vocab]"""
+        return np.concatenate([self._differences(row, row + 1) for row in self._sampled_rows])
 
     def _has_far_values(self, steps: Floats) -> bool:
         """Return whether a row has a value far beyond its best and its median one. steps: spacing

@@ -352,25 +352,31 @@ def test_a_difference_of_medium_size_stays_undecided(tmp_path):
 
 # Of all rows, as a frequent token has a large logit.
 COMMON = 2 * np.random.default_rng(5).standard_normal(VOCAB)
-# Faults as large as rounding, alike in all rows. [positions, vocab] -> the same
+TOKENS = np.arange(VOCAB)
+# Faults as large as rounding, alike in all rows, and their verdicts. [positions, vocab] -> the same
 STEADY = {
-    "a scale": lambda logits: logits * 1.004,
-    "a bias of the head": lambda logits: (
-        logits + 0.04 * np.random.default_rng(6).standard_normal(VOCAB)
+    "a scale": (lambda logits: logits * 1.004, "undecided"),
+    "a bias of the head": (
+        lambda logits: logits + 0.04 * np.random.default_rng(6).standard_normal(VOCAB),
+        "undecided",
     ),
-    "a block of columns": lambda logits: logits + 0.06 * (np.arange(VOCAB) >= 3 * VOCAB // 4),
+    "a block of columns": (
+        lambda logits: logits + 0.06 * (TOKENS >= 3 * VOCAB // 4),
+        "bug suspected",
+    ),
+    "a bias of one token": (lambda logits: logits + 0.1 * (TOKENS == 7), "bug suspected"),
 }
 
 
 @pytest.mark.parametrize("fault", STEADY)
-def test_a_difference_that_follows_the_logits_is_no_rounding(fault, tmp_path):
+def test_a_difference_that_is_alike_in_all_rows_is_no_rounding(fault, tmp_path):
     reference, sound = (_rounded(each + COMMON, "bfloat16") for each in (PLAIN, OTHER))
-    variant = _rounded(STEADY[fault](OTHER + COMMON), "bfloat16")
+    add, verdict = STEADY[fault]
+    variant = _rounded(add(OTHER + COMMON), "bfloat16")
     assert verdict_of(stored(tmp_path / "sound", reference, sound)) == "likely rounding"
     with stored(tmp_path / "fault", reference, variant) as run:
-        (screened,) = rows_of(run.evidence(0), SCREENING)
-        assert screened.figures.rms_row_ulps < 2
-        assert verdict_of(run) == "undecided"
+        assert run.pairs[0].summary.rms_row_ulps < 2
+        assert verdict_of(run) == verdict
 
 
 @pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e30, float(np.finfo(np.float32).min)])

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 
 from core.checks.drawn import DRAWN_LIMITS
-from core.checks.drawn import DRAWN_LIMITS
 from core.checks.pair import OWN, WIDE
 from core.numerics.statistic import FALSE_ALARM, floor_test, smallest_fault
 
