@@ -256,6 +256,8 @@ def _array(name: str, values: Any) -> Any:
                     " json.dump(responses, file, default=vars) and pass the files to"
                     " ulpscope.open.",
                 )
+            if not array.ndim:
+                raise UsageError(f"'{name}' is {values!r}: no array, and no option of compare.")
             return array
         dtype = str(values.dtype).removeprefix("torch.")
         if dtype.startswith("float8"):

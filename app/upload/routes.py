@@ -146,7 +146,8 @@ async def _receive(request: Request, upload: Upload, part: Part) -> None:
             )
         if part.end == 0:  # bytes */TOTAL
             return
-        received = upload.received_bytes()
+        # an imported file is not here any more
+        received = upload.received_bytes() if record.state == RECEIVING else record.total
         if record.state != RECEIVING or part.first != received:
             progress = f"{received:,} of {record.total:,} bytes have arrived"
             raise RefusedError(f"{progress} and the upload is {record.state}.", 409)

@@ -49,8 +49,12 @@ def truncation_row(
             f"{who} one value, {most.value:g}, for all tokens at {place}: the output head computes"
             " nothing."
         )
-    elif most.value == 0:
+    elif most.value == 0 and most.whole == most.rows:
         says = f"{who} rows of zeros at {place}: padding, or rows that were never written."
+    elif most.value == 0:
+        says = (
+            f"{who} {clause}. If these are no logits, as of a sparse encoder, pass --holds values."
+        )
     mine, theirs = (side.filling.rows for side in sides)
     return Evidence(
         TRUNCATION,

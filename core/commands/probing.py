@@ -86,6 +86,11 @@ def probe(
     from ..probing.servers import find_server
 
     if request.watch:
+        if fail_on:
+            raise UsageError(
+                "--fail-on reads the run of --tests state; --watch exits with 1 if the endpoint has"
+                " moved.",
+            )
         if dry_run:
             print_text(
                 "Of each prompt: 16 requests for a new baseline, and 1 to 3 in a round, with one"

@@ -59,6 +59,8 @@ def serve(
                 f" {credentials.SHORTEST}.",
             )
         sys.stdout.write(f"{credentials.hash_password(password)}\n")
+    elif token is not None and revoke is not None:
+        raise UsageError("--token and --revoke: give one; revoke the old token first.")
     elif token is not None:
         sys.stdout.write(f"{tokens.add(open_store(store).directory, token)}\n")
         hint = ""

@@ -389,7 +389,11 @@ class _Trial:
         if beyond and not not_finite:
             self.add(outliers_row(structure, place, beyond, dtype, self.lengths))
         for row in self.evidence:
-            if not place and isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
+            # what a cause moves everywhere is largest, not first, where one logit stands out
+            is_of_cause = isinstance(row.figures, SingleLogitFigures) and bool(controls.causes)
+            if place or is_of_cause:
+                continue
+            if isinstance(row.figures, SingleLogitFigures | ChoicesFigures):
                 place = row.figures.first
         return place, module
 

@@ -20,7 +20,7 @@ from functools import partial
 import httpx2 as httpx
 import msgspec
 
-from ..errors import DumpError, UlpscopeError
+from ..errors import DumpError, UlpscopeError, UsageError
 from ..numerics.top_tokens import summary_of
 from ..responses.alignment import align
 from ..responses.pairing import compare_sides
@@ -28,7 +28,7 @@ from ..responses.records import ResponseSide
 from ..runs.reader import RunReader
 from ..runs.store.store import Store
 from ..text import clean
-from .client import Client
+from .client import Client, StoppedError
 from .plan import ProbeRequest, Prompt
 from .rounds import FOLDER, Round, read_rounds
 from .servers import Ask, Server, find_server
@@ -122,6 +122,8 @@ def watch(
                 "notes": notes,
             }
             is_down = False
+        except StoppedError as error:
+            raise UsageError(f"{error}; a round takes up to {SENDS} of each prompt.") from None
         except UlpscopeError as error:
             # a DumpError means that there are answers, with other tokens
             is_down = not isinstance(error, DumpError)

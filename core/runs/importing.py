@@ -123,6 +123,14 @@ def _check_run(run: RunReader, on_progress: Progress) -> None:
         )
     if header.is_list:
         run.check_digests()
+    else:
+        for pair in run.pairs:
+            places = run.positions(pair.index)[["prompt", "position"]]
+            if [*places.itertuples(index=False, name=None)] != header.places():
+                raise StoreError(
+                    f"{run.path.name}: its figures are of other positions than its prompts have;"
+                    " the file is damaged.",
+                )
     if not run.has_all_logits:
         return
     for side in run.sides:

@@ -11,7 +11,7 @@ from ..evidence import FAILED, PASSED
 from ..runs.reports.conditions import UNDECIDED, Outcome
 from ..runs.reports.gate import GateReport
 from ..text import clean, plural, series
-from ..verdict import FAILING
+from ..verdict import FAILING, NOT_JUDGED
 from .ledger import DONE, CellCard, CellState
 from .ledger import FAILED as CELL_FAILED
 from .plan import OWN_ENGINE, in_short
@@ -155,6 +155,8 @@ def _outcome(change: CellChange, condition: str) -> Outcome:
         if not change.done:
             # the sentence is of the last run of a cell that runs again, and decides nothing
             figure = None
+        elif condition == "bug" and now.verdict in (NOT_JUDGED, UNDECIDED):
+            outcome = UNDECIDED
         elif condition != "changed" or change.baseline:
             outcome = FAILED if is_failed else PASSED
     engine = "" if axes["engine"] == OWN_ENGINE else f"{axes['engine']}:"

@@ -91,6 +91,11 @@ def test_what_is_no_array_of_logits_is_refused_with_python_s_words(value, words)
     assert "arrays.npz" not in str(caught.value)
 
 
+def test_an_option_that_compare_has_not_is_refused():
+    with pytest.raises(UsageError, match="'mixture_of_expert' is True: no array, and no option"):
+        core.compare(logits(1), logits(2), mixture_of_expert=True)
+
+
 def test_padding_is_left_out_if_python_says_so():
     run = core.compare(logits(1)[:, :-1], logits(2), holds="padded").reader
     assert run.header.vocab == VOCAB - 1

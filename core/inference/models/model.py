@@ -2,6 +2,7 @@
 inference.
 """
 
+import operator
 import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
@@ -218,7 +219,12 @@ class LoadedModel:
         if isinstance(prompt, str):
             ids = self.encode(prompt, label) if prompt else ()
         else:
-            ids = tuple(int(token) for token in prompt)
+            try:
+                ids = tuple(map(operator.index, prompt))
+            except TypeError:
+                raise CaptureError(
+                    f"{label} is no list of whole numbers; pass one list of token ids a prompt.",
+                ) from None
         if not ids:
             raise CaptureError(f"{label} is empty; expected at least one token.")
         if self.context is not None and len(ids) > self.context:

@@ -10,8 +10,9 @@ import msgspec
 import numpy as np
 import pytest
 
+from core.errors import UsageError
 from core.probing import watch
-from core.probing.client import Client, ProbeError
+from core.probing.client import Client, ProbeError, StoppedError
 from core.probing.plan import ProbeRequest
 from core.probing.rounds import FOLDER, read_rounds
 from core.probing.servers import OPENAI, Ask, find_server
@@ -174,6 +175,18 @@ def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin):
     assert "has moved" not in away.text
 
 
+def test_a_spent_budget_is_an_error_and_no_endpoint_that_is_down(begin, monkeypatch):
+    rounds = begin(MadeServer())
+    next(rounds)
+
+    def spent(*_):
+        raise StoppedError("the 6 requests of --max-requests are spent")
+
+    monkeypatch.setattr(watch, "find_server", spent)
+    with pytest.raises(UsageError, match="up to 3 of each prompt"):
+        next(rounds)
+
+
 def test_an_endpoint_is_back_within_a_third_of_the_limit(begin):
     server = MadeServer()  # whose limit is 1e-5; a shift of one value of twenty counts sqrt(1 / 20)
     rounds = begin(server)
@@ -236,7 +249,8 @@ def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli):
 
 
 def test_what_cannot_be_watched_is_refused(cli):
-    for words in (("5x",), ("10m", "--tests", "echo"), ("10m", "--webhook", "ftp://host/secret")):
+    webhook = ("10m", "--webhook", "ftp://host/secret")
+    for words in (("5x",), ("10m", "--tests", "echo"), ("10m", "--fail-on", "state"), webhook):
         said = cli("probe", "http://127.0.0.1:1", "--watch", *words).refusal
         assert "--webhook: expected" in said or "--watch" in said
         assert "secret" not in said

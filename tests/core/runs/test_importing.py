@@ -119,6 +119,7 @@ REFUSED = {
         ["UPDATE side SET values_sha256 = repeat('0', 64) WHERE side = 1"],
         "SHA-256",
     ),
+    "a position too few": (["DELETE FROM position WHERE position = 0"], "of other positions"),
     "no name": (["UPDATE run SET name = '  '"], "has no name"),
 }
 

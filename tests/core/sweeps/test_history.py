@@ -117,6 +117,8 @@ def _outcomes(change, *conditions):
         (state(card(1), card(2, flips=1)), ["failed", "passed", "failed"]),
         (state(card(1), card(2, "bug suspected")), ["failed", "failed", "passed"]),
         (state(card(1, flips=1), card(2, flips=1)), ["passed", "passed", "failed"]),
+        (state(card(1), card(2, "not judged")), ["failed", "undecided", "passed"]),
+        (state(card(1, "undecided")), ["undecided", "undecided", "passed"]),
         (state(name=MISSING), ["undecided"] * 3),
         (state(card(1), name=FAILED, says="no room"), ["failed"] * 3),
     ],

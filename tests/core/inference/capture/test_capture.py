@@ -128,6 +128,8 @@ def test_the_header_tells_tokens_texts_and_provenance(llama):
             "prompt 1 of 1: token 384 at position 1 is outside the vocabulary of 384",
         ),
         ([[-1]], "decode", "token -1 at position 0"),
+        ([[1.5, 7.9]], "decode", "prompt 1 of 1 is no list of whole numbers"),
+        ([1, 2, 3], "decode", "prompt 1 of 3 is no list of whole numbers"),
         (["x"], "prefill+batch:999999999", "999999999 x 1 positions needs"),
     ],
 )
