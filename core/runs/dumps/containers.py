@@ -56,6 +56,10 @@ _EXPECTED = "an npz, npy, safetensors or torch.save file"
 # other formats by how they begin: what to do about one; the last is a line of a table
 _OTHERS = {
     rb"\x80": "is a pickle; expected {} of PyTorch 1.6 or later; no code in a file is run",
+    rb"[\s\S]{8}DUCK": (
+        "is a run file; expected {}: ingest it, and export its logits as npz to compare them with"
+        " others"
+    ),
     rb"PAR1": (
         "is a Parquet file; expected {}: np.save('a.npy', pd.read_parquet(...).to_numpy('float32'))"
     ),

@@ -106,7 +106,7 @@ def exporting(path: Path, *, overwrite: bool) -> Iterator[BinaryIO]:
     """
     if path.exists() and not overwrite:
         raise StoreError(
-            f"{path}: already exists; expected a new file name, or overwrite to replace it.",
+            f"{path}: already exists; expected a new file name, or --overwrite to replace it.",
         )
     need = "; expected a new file in a folder with room and permission"
     with (
