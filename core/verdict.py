@@ -18,15 +18,15 @@ NONDETERMINISTIC = "nondeterministic"
 BUG_SUSPECTED = "bug suspected"
 INVALID_DUMP = "invalid dump"
 UNDECIDED = "undecided"
-VERDICTS = (
-    IDENTICAL,
-    ROUNDING,
-    LIKELY_ROUNDING,
-    LOWER_PRECISION,
-    NONDETERMINISTIC,
+VERDICTS = (  # gravest first
     BUG_SUSPECTED,
     INVALID_DUMP,
+    NONDETERMINISTIC,
     UNDECIDED,
+    LOWER_PRECISION,
+    LIKELY_ROUNDING,
+    ROUNDING,
+    IDENTICAL,
 )
 # no build should pass with them: exit code 1 of `judge`, `verdict` and `compare --fail-on verdict`
 FAILING = (NONDETERMINISTIC, BUG_SUSPECTED, INVALID_DUMP)

@@ -8,12 +8,11 @@ import streamlit as st
 from app import navigation
 from app.components import stepper
 from app.page import Page, whole
-from app.shell import address, selection, store_cache, widgets, wording
+from app.shell import address, selection, store_cache, widgets
 from core.errors import StoreError, UlpscopeError
-from core.runs.file.records import StoredPair
 from core.runs.queries.flips import telling_place
-from core.runs.queries.verdicts import shown_verdict
 from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import gravest_first
 from core.text import clean, code, visible
 
 
@@ -137,7 +136,9 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
     elif target is not None:
         about = f"this run has '{names[0]}' and others."
         selection.report_bad_link(f"The link asks for variant '{clean(target, 60)}'; {about}")
-    selection.settle("variant", _gravest_first(run))
+    if st.session_state.get("variant") not in names:
+        (gravest, _), *_ = gravest_first(run, run.pairs)
+        st.session_state["variant"] = gravest.variant
     selection.preset_widget("variant")
     # A side that equals an earlier one says so.
     first_of = {side.bit_class: side.name for side in reversed(run.sides)}
@@ -187,18 +188,6 @@ def _pick_within(run: RunReader, *, is_shown: bool) -> selection.View:
                 about = "logits here predict the token after"
             st.caption(f"{about} `{code(visible(view.texts[position]))}`")
     return view
-
-
-def _gravest_first(run: RunReader) -> list[str]:
-    """Return the variants of a run, those of the gravest verdict first."""
-    kind = run.header.provenance.kind
-    gravity = list(wording.VERDICTS)
-
-    def place(pair: StoredPair) -> int:
-        verdict = shown_verdict(kind, pair.summary.bit_identical, pair.verdict)
-        return gravity.index(verdict) if verdict in gravity else len(gravity)
-
-    return [pair.variant for pair in sorted(run.pairs, key=place)]
 
 
 def _settle(key: str, lowest: int, highest: int, default: int) -> None:

@@ -13,7 +13,7 @@ from ...evidence import Evidence
 from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural
-from ...verdict import FAILING
+from ...verdict import UNDECIDED, VERDICTS
 from ..file.records import Provenance, StoredPair
 from ..queries.flips import margin_texts
 from ..queries.verdicts import Answer, answer_of, ulp_percentile
@@ -60,9 +60,16 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
 
 
 def gravest_first(run: RunReader, pairs: Sequence[StoredPair]) -> list[tuple[StoredPair, Answer]]:
-    """Return pairs with their verdicts, those that fail first: they are what a report is about."""
+    """Return pairs with their verdicts, the gravest first: they are what a report is about. One
+    that was not judged is as grave as an undecided one.
+    """
     answers = [(pair, answer_of(run, pair)) for pair in pairs]
-    return sorted(answers, key=lambda each: each[1].name not in FAILING)
+
+    def place(each: tuple[StoredPair, Answer]) -> int:
+        name = each[1].name
+        return VERDICTS.index(name if name in VERDICTS else UNDECIDED)
+
+    return sorted(answers, key=place)
 
 
 def origin(run: RunReader) -> dict[str, str]:
