@@ -130,6 +130,13 @@ MUTANTS = (
         "tests/core/numerics/test_statistic.py",
     ),
     Mutant(
+        "a token alone up to 40 times chance",
+        "core/checks/single_token.py",
+        "LARGEST_SHIFT = 12.0",
+        "LARGEST_SHIFT = 40.0",
+        "tests/core/checks/test_single_token.py",
+    ),
+    Mutant(
         "KL with the sides exchanged",
         "core/numerics/kernel.py",
         "kl = weighted / a_sum + math.log(b_sum / a_sum)",
