@@ -18,10 +18,14 @@ from tests.test_documented_commands import blocks
 PAGES = {path.stem: path.read_text() for path in (ROOT / "docs/explanation/bugs").glob("*.md")}
 ENGINES = Path(os.environ.get("ULPSCOPE_ENGINES", ROOT / ".engines"))
 MLX = next(ENGINES.glob("lib/python3.*/site-packages/mlx_lm"), None)
-OF_MLX = {name for name, page in PAGES.items() if "import mlx" in page}
+OF_ENGINES = {
+    name for name, page in PAGES.items() if re.search("(import|from) (mlx|onnxruntime_genai)", page)
+}
 # of the packages that diffs are of; those of engines come last, so that torch and transformers are
 # this environment's
-PACKAGES = [Path(transformers.__file__).parents[1], *([MLX.parent] if MLX else [])]
+PACKAGES = [Path(transformers.__file__).parents[1]]
+# GenAI's model builder imports its modules from its own folder
+PACKAGES += [MLX.parent, MLX.parent / "onnxruntime_genai" / "models"] if MLX else []
 # of logits of about 1: an exact GELU for one by tanh moves them by 1e-3, rounding by 1e-6
 BUG, ROUNDING = 5e-4, 1e-5
 # Installed files stay as they are: a patched module's source runs in the module, in one process.
@@ -31,7 +35,15 @@ packages, sources, codes = json.load(sys.stdin)
 sys.path += packages
 for name, source in sources.items():
     module = importlib.import_module(name)
+    before = dict(module.__dict__)
     exec(compile(source, module.__file__, "exec"), module.__dict__)
+    # other modules have imported the classes that were there before
+    after = module.__dict__
+    classes = {key for key, one in before.items() if isinstance(one, type) and after[key] != one}
+    for other in list(sys.modules.values()):
+        for key in classes & vars(other).keys():
+            if vars(other)[key] is before[key]:
+                setattr(other, key, after[key])
 outputs = {}
 for page, code in codes.items():
     with contextlib.redirect_stdout(io.StringIO()) as output:
@@ -46,16 +58,16 @@ pytestmark = [
         reason="the pages are about transformers 5.23",
     ),
 ]
-NOT_HERE = pytest.mark.skipif(MLX is None, reason="mlx-lm is not installed: make engines")
+NOT_HERE = pytest.mark.skipif(MLX is None, reason="an engine is not installed: make engines")
 each_page = pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=NOT_HERE if name in OF_MLX else ()) for name in PAGES],
+    [pytest.param(name, marks=NOT_HERE if name in OF_ENGINES else ()) for name in PAGES],
 )
 
 
 def here():
     """Return the pages whose packages are installed."""
-    return {name: page for name, page in PAGES.items() if MLX or name not in OF_MLX}
+    return {name: page for name, page in PAGES.items() if MLX or name not in OF_ENGINES}
 
 
 def patched(source, diff):
@@ -72,7 +84,9 @@ def patched(source, diff):
 def patch_modules(page, sources):
     """Patch the source of each module that the diffs of a page name; another page may have."""
     for diff in blocks(page, "diff"):
-        file = re.search(r"^--- a/(?:src/|python/)?(\S+)", diff, flags=re.M)[1]
+        file = re.search(r"^--- a/(?:src/python/py/models/|src/|python/)?(\S+)", diff, flags=re.M)[
+            1
+        ]
         several = re.search(r"{(.*)}", file)
         for family in several[1].split(",") if several else [""]:
             of_family = re.sub(r"{.*}", family, file).replace("*", family)
