@@ -560,7 +560,8 @@ _table_before = cache(_table)
 def _first_failure(folder: Path, arguments: list[str]) -> str:
     command = [sys.executable, "-m", "pytest", "-x", *arguments]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
-    failed = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
+    # a parameter in its name may have spaces
+    failed = re.search(r"^(?:FAILED|ERROR) (\S+?(?:\[.*?\])?)(?: - |$)", done.stdout, re.MULTILINE)
     if failed is None and done.returncode not in (0, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"pytest {arguments} did not run:\n{done.stdout}{done.stderr}")
     return failed[1] if failed else ""
