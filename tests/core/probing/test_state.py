@@ -195,26 +195,24 @@ def test_without_cold_requests_a_difference_of_texts_is_undecided(monkeypatch):
     assert found["warm"].result == UNDECIDED
 
 
-GUIDE = ROOT / "docs" / "guides" / "prefix_cache.md"
-
-
-def test_the_commands_of_the_guide(llama, answers, cli, tmp_path, monkeypatch):
+@pytest.mark.parametrize(("guide", "runs"), [("prefix_cache", 1), ("probe", 3)])
+def test_the_commands_of_a_guide(guide, runs, llama, answers, cli, tmp_path, monkeypatch):
     only(monkeypatch)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
     monkeypatch.setattr(axes, "LENGTHS", (5, 17, 33))
-    block = re.findall(
-        r"```text\n(ulpscope .*?)```",
-        GUIDE.read_text(encoding="utf-8"),
-        re.DOTALL,
-    )
-    commands = [shlex.split(line, comments=True)[1:] for line in block[0].splitlines()]
-    assert len(commands) == 3
+    prompts = tmp_path / "prompts.txt"
+    prompts.write_text("\n".join(PROMPTS))
+    text = (ROOT / "docs" / "guides" / f"{guide}.md").read_text(encoding="utf-8")
+    lines = "".join(re.findall(r"```text\n(ulpscope .*?)```", text, re.DOTALL)).splitlines()
     with planted(llama, answers) as address:
-        for command in commands:
-            stored = [path.stem for path in tmp_path.glob("*.duckdb")]
-            known = {"http://127.0.0.1:8000": address, "RUN": "".join(stored)}
-            cli(*[known.get(word, word) for word in command]).succeeded()
-    assert len(stored) == 1
+        servers = ("http://127.0.0.1:8000", "http://old:8000", "http://new:8000")
+        known = dict.fromkeys(servers, address) | {"prompts.txt": prompts}
+        for line in lines:
+            known["RUN"] = "".join(path.stem for path in tmp_path.glob("*.duckdb"))
+            command = [known.get(word, word) for word in shlex.split(line, comments=True)[1:]]
+            once = ("--rounds", "1") if "--watch" in command else ()
+            cli(*command, *once).succeeded()
+    assert len([*tmp_path.glob("*.duckdb")]) == runs
 
 
 CASES = {  # sizes of cold noise and of a warm difference, its share of the prompts: result
