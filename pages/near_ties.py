@@ -51,7 +51,7 @@ if unit == "logits":
     title = f"Threshold, {view.header.unit}"
     limit = float(right.select_slider(title, LOGIT_STEPS, key="threshold_logits"))
 else:
-    limit = float(right.slider("Threshold, ULPs", 0, 64, key="threshold"))
+    limit = float(right.slider("Threshold, ULPs at the top logit", 0, 64, key="threshold"))
 ending = "margin" if unit == "logits" else "margin_ulps"
 mask = pd.DataFrame(
     {side: (table[f"{side}_{ending}"] <= limit).fillna(False).astype(bool) for side in SIDES},
@@ -62,7 +62,9 @@ listing = table[mask.any(axis=1)].sort_values(
 )
 most = f"{limit:g} {view.header.unit}"
 if unit == "ULPs":
+    # near ties count row ULPs, which are those at the largest magnitude of a row
     most = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
+    most += " at the top logit"
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
 positions = "position" if len(table) == 1 else "positions"
 st.markdown(
