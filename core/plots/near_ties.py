@@ -8,7 +8,7 @@ import plotly.graph_objects as go
 from ..numerics.arrays import Array, DataFrame, Record
 from ..places import words_of
 from ..runs.queries.flips import KINDS, margin_points
-from ..text import visible
+from ..text import on_axis, visible
 from .style import (
     FLIP,
     MISMATCH,
@@ -111,12 +111,12 @@ def near_tie_scatter(
             x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
         )
     figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
-    # no label in a gutter, which would give its zeros a size
-    if x_zero is not None:
-        figure.update_xaxes(tickvals=log_ticks(np.log10(left), np.log10(ends[0][1]), _MOST_TICKS))
     figure.update_yaxes(range=np.log10(ends[1]))
+    # other labels in a gutter would give its zeros a size
+    if x_zero is not None:
+        figure.update_xaxes(**_ticks_after_zero(x_zero, left, x.max()))
     if y_zero is not None:
-        figure.update_yaxes(tickvals=log_ticks(np.log10(bottom), np.log10(ends[1][1]), _MOST_TICKS))
+        figure.update_yaxes(**_ticks_after_zero(y_zero, bottom, y.max()))
     return layout(
         figure,
         460,
@@ -127,6 +127,14 @@ def near_tie_scatter(
         margin={"t": 58},
         **NEAREST_CLICK | {"hoverdistance": 20},
     )
+
+
+def _ticks_after_zero(zero: float, low: float, largest: float) -> Record:
+    """Return the ticks of a log axis that begins with a gutter: 0 in it, and from `low` on others,
+    unless all values are 0.
+    """
+    ticks = log_ticks(np.log10(low), np.log10(2 * largest), _MOST_TICKS) if largest > zero else []
+    return {"tickvals": [zero, *ticks], "ticktext": ["0", *on_axis(ticks)]}
 
 
 def selection_ring(table: DataFrame, prompt: int, position: int) -> tuple[Record, ...]:

@@ -176,6 +176,16 @@ def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
         < others[0]
         == table["reference_margin"][table["reference_margin"] > 0].min()
     )
+    axis = figure.layout.yaxis
+    assert (axis.tickvals[0], axis.ticktext[0]) == (place, "0")
+    assert min(axis.tickvals[1:]) >= band[0].y1
+
+
+def test_equal_sides_have_one_difference_and_no_position_that_could_flip():
+    table = near_tie_table(300).assign(max_abs=0.0, could_flip=True, is_flip=False)
+    figure = near_ties_charts.near_tie_scatter(table, [()])
+    assert figure.layout.xaxis.ticktext == ("0",)
+    assert not any(str(one.name).startswith("could flip") for one in figure.data)
 
 
 def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_dtype():
