@@ -28,7 +28,7 @@ RERUN, NEIGHBOURS, STATE = "rerun", "neighbours", "state"
 OWN_DTYPE, FLOAT32, PRECISION = "own dtype", "float32", "precision"
 STRUCTURE, MODULES, ORDER = "structure", "modules", "order"
 CHECK_GROUPS = {  # groups of checks in the order in which they run, with their titles
-    VALIDITY: "dump validity",
+    VALIDITY: "validity",
     SAMPLER: "sampler",
     SCREENING: "arrays alone",
     RERUN: "rerun",
