@@ -19,6 +19,7 @@ from .text import printable
 
 PART_BYTES = 16 << 20
 _WAIT_SECONDS = 5  # that the server may hold a status request
+_STARTING_SECONDS = 20.0  # that a server may take to accept its first connection
 _AGAIN = (408, 409, 429, 500, 502, 503, 504)
 
 
@@ -143,7 +144,10 @@ def push_file(
                 sentence = str(error)
                 if not isinstance(error, _TryAgainError):
                     sentence = _reason(error, request.url)
-                is_late = time.monotonic() + pause > last_success + request.patience_seconds
+                patience = request.patience_seconds
+                if is_first and isinstance(error, httpx.ConnectError):
+                    patience = min(patience, _STARTING_SECONDS)
+                is_late = time.monotonic() + pause > last_success + patience
                 is_hopeless = isinstance(error, httpx.UnsupportedProtocol)
                 if is_late or is_hopeless or "TLS cannot be trusted" in sentence:
                     raise PushError(sentence) from error

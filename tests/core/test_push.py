@@ -1,5 +1,6 @@
 """`push`: to a real server, over connections that break, and one sentence for each refusal."""
 
+import itertools
 import json
 
 import httpx2
@@ -158,6 +159,16 @@ def test_a_server_that_is_not_there_or_speaks_no_tls_is_one_sentence(tmp_path):
         pushed(PushRequest(path, "x", f"http://127.0.0.1:{free_port()}", patience_seconds=0))
     with answering(200, "") as url, pytest.raises(PushError, match="TLS cannot be trusted"):
         pushed(PushRequest(path, "x", url.replace("http:", "https:")))
+
+
+def test_a_server_that_never_answered_is_given_up_before_one_that_broke_off(tmp_path, monkeypatch):
+    times = itertools.count(0.0, 10.0)
+    monkeypatch.setattr("core.push.time.monotonic", lambda: next(times))
+    waits = []
+    monkeypatch.setattr("core.push.time.sleep", waits.append)
+    with pytest.raises(PushError, match="cannot be reached"):
+        pushed(PushRequest(written(tmp_path / "x.npz"), "x", f"http://127.0.0.1:{free_port()}"))
+    assert len(waits) <= 2  # ten seconds each, of the 300 that a broken connection has
 
 
 def test_a_token_travels_in_a_header_and_is_in_no_sentence(tmp_path, cli, monkeypatch):
