@@ -145,7 +145,7 @@ def push_file(
                 if not isinstance(error, _TryAgainError):
                     sentence = _reason(error, request.url)
                 patience = request.patience_seconds
-                if is_first and isinstance(error, httpx.ConnectError):
+                if is_first and isinstance(error, httpx.ConnectError | httpx.ConnectTimeout):
                     patience = min(patience, _STARTING_SECONDS)
                 is_late = time.monotonic() + pause > last_success + patience
                 is_hopeless = isinstance(error, httpx.UnsupportedProtocol)

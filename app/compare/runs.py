@@ -124,7 +124,7 @@ def draw(view: selection.View) -> None:
             st.subheader("Shared and unique flips")
         if is_same is None:
             st.caption("Some runs have no token ids; positions are matched by number.")
-        if not are_flips_known:
+        if has_tokens and not are_flips_known:
             st.write("A run has no top tokens, so its flips are unknown.")
         elif all_flips.empty:
             st.write("No run has a flip." if has_tokens else "Values have no flips.")

@@ -45,6 +45,7 @@ def stepper(view: selection.View) -> None:
     here = (view.prompt, view.position)
     with st.container(key="stepper", gap="xxsmall"):
         for kind, found in places(view).items():
+            step = _move if kind == "position" else partial(_step, found)
             before = bisect_left(found, here)
             after = bisect_right(found, here)
             label = plural(len(found), kind)
@@ -57,7 +58,7 @@ def stepper(view: selection.View) -> None:
             left.button(
                 "‹",
                 f"previous_{kind}",
-                on_click=partial(_step, found, -1),
+                on_click=partial(step, -1),
                 shortcut=back,
                 disabled=before == 0,
                 width="stretch",
@@ -65,7 +66,7 @@ def stepper(view: selection.View) -> None:
             right.button(
                 f"{label} ›",
                 f"next_{kind}",
-                on_click=partial(_step, found, 1),
+                on_click=partial(step, 1),
                 shortcut=forth,
                 disabled=after == len(found),
                 width="stretch",
@@ -81,6 +82,11 @@ def stepper(view: selection.View) -> None:
                 disabled=view.position == worst,
                 width="stretch",
             )
+
+
+def _move(way: int) -> None:
+    """Select the next position from where the session is by now; the sidebar clips it."""
+    selection.select(position=max(0, st.session_state.get("position", 0) + way))
 
 
 def _step(found: Sequence[Place], way: int) -> None:

@@ -136,9 +136,14 @@ class DumpControls(Controls):
             )
         if not self.header.has_tokens and self.figures.has_all_logits:
             rows += filter(None, [order_row(self.figures, self.index)])
-        if not self.is_identical and len(self._sampled_rows) >= FEWEST_ROWS:
-            rows += filter(None, [single_token_row(self, self._sampled_differences)])
-        return rows
+        return [*rows, *self.single_token()]
+
+    def single_token(self) -> list[Evidence]:
+        """Return the row on a token that differs in one direction, none if there is no such one."""
+        if self.is_identical or len(self._sampled_rows) < FEWEST_ROWS:
+            return []
+        row = single_token_row(self, self._sampled_differences, self._sampled_logits)
+        return [row] if row else []
 
     def _uploaded(self, kind: str) -> dict[str, Divergence]:
         """Return the divergences of the pair's sides."""
@@ -278,10 +283,8 @@ class DumpControls(Controls):
         """
         if len(self._sampled_rows) < FEWEST_ROWS:
             return 0.0
-        rows = [some_values(self.figures, 0, (row, row + 1)) for row in self._sampled_rows]
-        logits = np.concatenate(rows)
-        logits = np.where(np.isfinite(logits), logits, 0.0)
-        return min(systematic_error(self._sampled_differences, logits).share, 1.0)
+        system = systematic_error(self._sampled_differences, self._sampled_logits)
+        return min(system.share, 1.0)
 
     @property
     def _sampled_rows(self) -> list[int]:
@@ -290,13 +293,21 @@ class DumpControls(Controls):
         """
         if not (self.figures.has_all_logits and self.header.has_tokens):
             return []
-        count = min(self.header.rows, ALIKE, _LOGITS // self.header.vocab)
+        most = max(_LOGITS // self.header.vocab, FEWEST_ROWS)
+        count = min(self.header.rows, ALIKE, most)
         return np.linspace(0, self.header.rows - 1, count).astype(int).tolist()
 
     @cached_property
     def _sampled_differences(self) -> Floats:
         """Differences of the sampled rows. [rows, vocab]"""
         return np.concatenate([self._differences(row, row + 1) for row in self._sampled_rows])
+
+    @cached_property
+    def _sampled_logits(self) -> Floats:
+        """The reference's logits of the sampled rows, 0 if not finite. [rows, vocab]"""
+        rows = [some_values(self.figures, 0, (row, row + 1)) for row in self._sampled_rows]
+        logits = np.concatenate(rows)
+        return np.where(np.isfinite(logits), logits, 0.0)
 
     def _has_far_values(self, steps: Floats) -> bool:
         """Return whether a row has a value far beyond its best and its median one. steps: spacing

@@ -275,9 +275,10 @@ def _block_rows(state: StateAnswers) -> list[Floats]:
         theirs = wrong.rows.part(np.isin(wrong.rows.positions, ours.positions))
         if not len(ours):
             continue
-        is_parted = np.cumsum(ours.targets != theirs.targets) > 0
+        is_same = (ours.targets == theirs.targets) & (ours.targets >= 0)
+        is_next = is_same[:-1] & (np.diff(ours.positions) == 1)
         # the row at which they part is the last one of equal tokens
-        rows = 1 + int((~is_parted[:-1]).sum())
+        rows = 1 + int(np.cumprod(is_next).sum())
         sizes = _row_sizes(ours, theirs, compare_rows(ours, theirs))[:rows]
         has_block = sizes[0] > 0 or prompt_tokens(cold) != prompt_tokens(wrong)
         if has_block and not np.isnan(sizes[0]):

@@ -123,6 +123,8 @@ def watch(
             }
             is_down = False
         except StoppedError as error:
+            if client.budget.cancelled.is_set():
+                raise
             raise UsageError(f"{error}; a round takes up to {SENDS} of each prompt.") from None
         except UlpscopeError as error:
             # a DumpError means that there are answers, with other tokens

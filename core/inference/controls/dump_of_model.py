@@ -89,7 +89,7 @@ class _DumpOfModel(DumpControls):
 
     def validity(self) -> list[Evidence]:
         # `exact` compares the errors of the sides
-        return self.rows
+        return [*self.rows, *self.single_token()]
 
     @model_errors_stop()
     def floor(self, dtype: str) -> NoiseFloor:

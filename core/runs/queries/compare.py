@@ -9,6 +9,7 @@ import numpy as np
 
 from ...numerics.arrays import DataFrame, Record
 from ...text import multiple, percent
+from ...verdict import IDENTICAL
 from ..file.records import StoredPair
 from ..reader import RunReader
 from .verdicts import shown_verdict, ulp_percentile
@@ -98,8 +99,9 @@ def _noise_ratio(one: RunPair) -> float | None:
     """Return the ratio of a pair, None if none was measured; 0 of an identical one, whose checks
     measure its distance from an exact result.
     """
+    is_identical = one.pair.summary.bit_identical and one.pair.verdict in (None, IDENTICAL)
     ratio = one.pair.noise_ratio
-    return 0.0 if ratio is not None and one.pair.summary.bit_identical else ratio
+    return 0.0 if ratio is not None and is_identical else ratio
 
 
 def _share(count: int | None, positions: int) -> float | None:

@@ -362,7 +362,7 @@ STEADY = {
     ),
     "a block of columns": (
         lambda logits: logits + 0.06 * (TOKENS >= 3 * VOCAB // 4),
-        "bug suspected",
+        "undecided",
     ),
     "a bias of one token": (lambda logits: logits + 0.1 * (TOKENS == 7), "bug suspected"),
 }
