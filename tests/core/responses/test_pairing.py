@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 
 import pytest
+import torch
 
 from core.errors import DumpError
 from core.judging.lists import judge_responses
@@ -293,3 +294,15 @@ def test_a_verdict_needs_nine_of_ten_rows(rows, verdict):
     (found,) = judge_responses(sides, pairs_of(sides))
     assert found.name == verdict
     assert f"{rows} of 10 rows compared" in found.because.split(";")[0]
+
+
+def test_each_side_has_the_grid_of_its_own_values():
+    """The second one has those of the first; the third computes in float32."""
+    sides = [
+        engine_side("a", 0, 20),
+        engine_side("b", 0, 20),
+        engine_side("c", 0, 20, torch.float32),
+    ]
+    grids = [pair.grids for pair in pairs_of(sides)]
+    assert [grid and grid.compute_dtype for grid in grids[0]] == ["bfloat16", "bfloat16"]
+    assert [grid and grid.compute_dtype for grid in grids[1]] == ["bfloat16", None]

@@ -16,6 +16,7 @@ from core.checks.drawn import DRAWN
 from core.checks.from_model import FROM_MODEL
 from core.checks.lower_precision import DRAWN_PRECISION, ONE_PRECISION
 from core.checks.pair import WIDE_PAIR
+from core.checks.single_token import SINGLE_TOKEN
 from core.errors import UsageError
 from core.evidence import FAILED, FLOAT32, MISSING, OWN_DTYPE, PASSED, PRECISION
 from core.inference.controls.dump_of_model import model_of_dump
@@ -103,6 +104,18 @@ def test_a_side_that_is_not_what_the_model_computes_is_named(narrow, dumped, tmp
     run = _judged(tmp_path, arrays, narrow)
     assert verdict_of(run) == "bug suspected"
     assert "'variant'" in run.pairs[0].because
+
+
+def test_a_bias_on_one_token_is_found_with_the_model_too(narrow, dumped, tmp_path):
+    """The model's floors look at positions, and none of them shows it."""
+    arrays = dict(np.load(dumped[0]))
+    variant = torch.tensor(arrays["variant"])
+    variant[:, 7] += 8 * np.std(arrays["variant"] - arrays["reference"])
+    arrays["variant"] = variant.bfloat16().float().numpy()
+    run = _judged(tmp_path, arrays, narrow)
+    (row,) = rows_of(run.evidence(0), SINGLE_TOKEN)
+    assert row.figures.token == 7
+    assert verdict_of(run) == "bug suspected"
 
 
 def test_a_dump_of_another_model_gets_no_verdict_from_this_one(narrow, tmp_path):
