@@ -57,8 +57,10 @@ class Strip {
       span.dataset.position = place;
       return span;
     });
+    const all = document.createDocumentFragment(); // a long prompt has more tokens than a call may have arguments
     // a line breaks between tokens, not within one
-    this.box.replaceChildren(...this.spans.flatMap((span) => [texts ? "\u200B" : " ", span]));
+    for (const span of this.spans) all.append(texts ? "\u200B" : " ", span);
+    this.box.replaceChildren(all);
     this.box.scrollTop = 0;
   }
 

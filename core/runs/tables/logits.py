@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from ...errors import StoreError, UsageError
 from ...numerics.arrays import Bits, Places, Span
+from ...places import place_of
 from ..file.database import Database
 from ..file.records import ALL, MAX_LISTED_ROWS, MAX_ROWS, MAX_VOCAB, RunHeader
 from ..file.table import Table
@@ -107,18 +108,18 @@ def read_window(
             raise UsageError(f"{what} {start} to {stop}: expected a range within 0 to {size}.")
     per_tile = TILE_BYTES // header.format.itemsize
     first_tile, last_tile = tokens[0] // per_tile, (tokens[1] - 1) // per_tile
-    places = header.places()[rows[0] : rows[1]]
+    first, last = place_of(rows[0], header.lengths), place_of(rows[1] - 1, header.lengths)
     table = database.table(
         """SELECT bits FROM logits
            WHERE side = $1 AND prompt BETWEEN $2 AND $4 AND (prompt > $2 OR position >= $3)
              AND (prompt < $4 OR position <= $5) AND tile BETWEEN $6 AND $7""",
-        [side, *places[0], *places[-1], first_tile, last_tile],
+        [side, *first, *last, first_tile, last_tile],
     )
     first_token = first_tile * per_tile
     width = min((last_tile + 1) * per_tile, header.vocab) - first_token
     # rows lie in insertion order, which is this one
     with database.decoding(f"table of logits of side {side}"):
-        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(len(places), width)
+        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(rows[1] - rows[0], width)
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 
