@@ -66,7 +66,9 @@ def draw_positions(
         return shown
 
     rows = store_cache.remember(key, run, of, with_texts)
-    options = {"on_select": partial(selection.select_row, table, key)} | options
+    if "on_select" not in options:
+        options["on_select"] = partial(selection.select_row, table, key)
+        selection.mark_row(table, key)
     tables.draw(
         rows, key, most, run.header.unit, selection_mode=["single-row", "single-cell"], **options
     )

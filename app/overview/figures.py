@@ -8,7 +8,7 @@ from app.shell import exports, store_cache, widgets
 from app.shell.selection import View
 from core.checks.state import axes_of, axis_texts, scale_of
 from core.plots import pairs as charts
-from core.runs.queries.verdicts import multiple, size_of, ulp_percentile
+from core.runs.queries.verdicts import figures_of_ratio, multiple, size_of, ulp_percentile
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import order_facts
 from core.runs.reports.report_json import over_positions, over_some
@@ -99,9 +99,12 @@ def _size(view: View) -> dict[str, tuple[str, str]]:
     # a pair that was not judged has no noise floor, an equal one no difference to compare with it
     if view.pair.noise_ratio is None or not summary.neq:
         return {"RMS difference": (in_row_ulps, widgets.meanings()["row ULP"])}
-    about = size_of(view.pair, view.run.evidence(view.pair.index))
-    of_floor = f"{about}; RMS in {view.dtype}: {in_row_ulps}"
-    return {"RMS / noise floor": (multiple(view.pair.noise_ratio), of_floor)}
+    evidence = view.run.evidence(view.pair.index)
+    of_floor = f"{size_of(view.pair, evidence)}; RMS in {view.dtype}: {in_row_ulps}"
+    # the chart below is of the run's own dtype
+    dtype = getattr(figures_of_ratio(view.pair, evidence), "compute_dtype", None)
+    title = f"RMS / noise floor, {dtype}" if dtype else "RMS / noise floor"
+    return {title: (multiple(view.pair.noise_ratio), of_floor)}
 
 
 def more(view: View) -> None:

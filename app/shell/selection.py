@@ -6,6 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 
+import numpy as np
 import streamlit as st
 
 from core.numerics.arrays import DataFrame
@@ -112,6 +113,16 @@ def clicked_rows(key: str) -> list[int]:
     """Return the clicked row of the table `key`, if there is one."""
     clicked = st.session_state[key]["selection"]
     return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
+
+
+def mark_row(table: DataFrame, key: str) -> None:
+    """Mark the selected position in the table `key`, whose columns prompt and position name it."""
+    view = current_view()
+    assert view is not None
+    is_here = (table["prompt"] == view.prompt) & (table["position"] == view.position)
+    rows = np.flatnonzero(is_here)[:1].tolist()
+    if key not in st.session_state or clicked_rows(key) != rows:
+        st.session_state[key] = {"selection": {"rows": rows, "columns": [], "cells": []}}
 
 
 def new_run(run_id: str | None = None) -> None:

@@ -174,15 +174,20 @@ def size_of(pair: StoredPair, evidence: Sequence[Evidence]) -> str:
     if ratio is None or pair.summary.bit_identical:
         return ""
     size = multiple(ratio)
-    for row in evidence:
-        figures: Any = row.figures
-        if getattr(figures, "noise_ratio", None) == ratio:
-            if dtype := getattr(figures, "compute_dtype", None):
-                size += f" in {dtype}"
-            if limit := getattr(figures, "largest_ratio_allowed", None):
-                size += f" (limit {number(limit)}x)"
-            break
+    figures = figures_of_ratio(pair, evidence)
+    if dtype := getattr(figures, "compute_dtype", None):
+        size += f" in {dtype}"
+    if limit := getattr(figures, "largest_ratio_allowed", None):
+        size += f" (limit {number(limit)}x)"
     return size
+
+
+def figures_of_ratio(pair: StoredPair, evidence: Sequence[Evidence]) -> Any:
+    """Return the figures of the check whose noise ratio is that of the verdict, None if none."""
+    for row in evidence:
+        if getattr(row.figures, "noise_ratio", None) == pair.noise_ratio:
+            return row.figures
+    return None
 
 
 def deciding_controls(run: RunReader | MemoryRun, evidence: Sequence[Evidence]) -> dict[str, str]:

@@ -119,7 +119,9 @@ def read_window(
     width = min((last_tile + 1) * per_tile, header.vocab) - first_token
     # rows lie in insertion order, which is this one
     with database.decoding(f"table of logits of side {side}"):
-        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(rows[1] - rows[0], width)
+        bits = join_tiles(table.column("bits"), header.format.carrier).reshape(
+            rows[1] - rows[0], width
+        )
     return bits[:, tokens[0] - first_token : tokens[1] - first_token]
 
 

@@ -8,7 +8,7 @@ import pytest
 from scipy.special import softmax
 
 from core.numerics.formats import BFLOAT16, values_of
-from core.runs.queries.flips import SIDES, candidates, flip_table
+from core.runs.queries.flips import SIDES, candidates, flip_table, flips_sentence
 from tests.core.runs.made_runs import header_of, opened, sample, write_run
 
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
@@ -160,3 +160,28 @@ def test_a_candidate_that_is_not_finite_has_no_grid_and_no_steps(broken):
     assert len(found.grid) == 0
     assert found.steps is None
     assert candidates(table[:1], BFLOAT16) is None
+
+
+@pytest.mark.parametrize(
+    ("margins", "sides"),
+    [
+        ((0.5, 1.0), "All are near ties on the reference."),
+        ((0.5, 4.0), "All are near ties on at least one side, 1 on the variant only."),
+        ((4.0, 4.0), "All are near ties on the variant only."),
+    ],
+)
+def test_near_ties_of_flips_name_the_side_that_has_them(margins, sides):
+    """Differences of 2 row ULPs, whose spacing is 0.5: a near tie has a margin of at most 1."""
+    table = pd.DataFrame(
+        {
+            "prompt": 0,
+            "position": [0, 1],
+            "is_flip": True,
+            "near_tie": True,
+            "max_abs": 1.0,
+            "max_row_ulps": 2.0,
+            "reference_margin": margins,
+            "variant_margin": 0.0,
+        },
+    )
+    assert flips_sentence(table).endswith(sides)
