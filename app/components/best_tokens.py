@@ -32,7 +32,6 @@ _SYMBOLS = (
     "hexagram",
 )
 _LABELLED = 9  # lines of the grid
-_TITLES = ("logit", "rank (1 = argmax)", "probability")
 
 
 def section(view: selection.View, *, is_charted: bool = True) -> None:
@@ -60,15 +59,19 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         st.caption(f"The {LARGEST} largest logits of each side, {view.dtype}.")
     table: dict = {"token": widgets.table_texts(top["token_id"], view.run)}
     columns: Record = {}
-    for side in SIDES:
-        logit, rank, probability = (f"{side} {title}" for title in _TITLES)
-        logit = logit.replace("logit", view.header.holds)
-        table[logit] = top[f"{side}_logit"]
-        table[rank] = top[f"{side}_rank"]
-        table[probability] = 100 * top[f"{side}_probability"]
-        columns[logit] = st.column_config.NumberColumn(format=tables.exact_format(table[logit]))
-        columns[rank] = widgets.GROUPED
-        columns[probability] = st.column_config.NumberColumn(format="%.2f%%")
+    logits = top[[f"{side}_logit" for side in SIDES]]
+    number = st.column_config.NumberColumn
+    forms = {
+        "logit": (view.header.holds, number(format=tables.exact_format(logits.stack()))),
+        "probability": ("probability", number(format="%.2f%%")),
+        "rank": ("rank (1 = argmax)", widgets.GROUPED),
+    }
+    # what is compared stands side by side
+    for figure, (title, column) in forms.items():
+        for side in SIDES:
+            values = top[f"{side}_{figure}"]
+            table[f"{side} {title}"] = 100 * values if figure == "probability" else values
+            columns[f"{side} {title}"] = column
     st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
     exports.download(
         {"top tokens": top},

@@ -116,6 +116,9 @@ def draw(
         # 0 as a power of ten is 0.00e+0
         if _form(name, table[name]) == _POWERS:
             table[name] = table[name].replace(0, np.nan)
+    # what is compared has as many decimals
+    logits = table.filter(regex="_(logit|value)$")
+    figures = {name: logits.stack() if name in logits else table[name] for name in table}
     # Said before the table arrives, so that nothing below jumps.
     height = widgets.table_height(len(table), most)
     return widgets.room(key, height).dataframe(
@@ -124,6 +127,6 @@ def draw(
         hide_index=True,
         height=height,
         placeholder="–",
-        column_config={name: _column(name, table[name], unit) for name in table.columns},
+        column_config={name: _column(name, values, unit) for name, values in figures.items()},
         **options,
     )

@@ -164,6 +164,12 @@ def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
             change(run_id)
 
 
+def _restore(run_ids: Sequence[str]) -> None:
+    """Restore deleted runs and select the first, as before the deletion."""
+    _each(store_changes.restore, run_ids)
+    selection.new_run(run_ids[0])
+
+
 def first_line(cards: Sequence[RunCard], trash: Sequence[DeletedRun]) -> None:
     """Draw the number of runs by verdict; in its place, for ten seconds, the last deletion of this
     viewer with a button that undoes it.
@@ -174,7 +180,7 @@ def first_line(cards: Sequence[RunCard], trash: Sequence[DeletedRun]) -> None:
     def undo() -> None:
         if time.monotonic() > until:
             st.rerun()
-        back = partial(_each, store_changes.restore, deleted)
+        back = partial(_restore, deleted)
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
             st.markdown(widgets.escape(sentence), width="content")
             # a click in a fragment draws the fragment alone

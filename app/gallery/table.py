@@ -22,7 +22,7 @@ from core.verdict import BUG_SUSPECTED, ROUNDING
 
 OPEN, EDIT, DELETE = "Open", "Rename, tags, files", "Delete"
 _FIGURE = "%,.3g"
-# the first five fit into a window of 1280 pixels, seven into one of 1440
+# the first four fit into a window of 1280 pixels, six into one of 1440
 COLUMNS = {
     # Its chips have colors, which texts in a table have not.
     "verdict": st.column_config.MultiselectColumn(
@@ -31,23 +31,23 @@ COLUMNS = {
         help="The worst of the run's pairs, and how many other verdicts they have.",
         width=142,
     ),
-    "name": st.column_config.TextColumn(width=358),
+    "name": st.column_config.TextColumn(width=430),
     "x floor": st.column_config.NumberColumn(
         "x noise floor",
         format=f"{_FIGURE}x",
         help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
         width=102,
     ),
+    "flips": st.column_config.NumberColumn(
+        format="localized",
+        help="positions whose argmax differs",
+        width=56,
+    ),
     "differ": st.column_config.NumberColumn(
         "logits differ",
         format="%.1f%%",
         help="largest share of a pair's logits that differ",
         width=92,
-    ),
-    "flips": st.column_config.NumberColumn(
-        format="localized",
-        help="positions whose argmax differs",
-        width=56,
     ),
     "rms row ULPs": st.column_config.NumberColumn(
         "RMS, row ULPs",
@@ -70,8 +70,8 @@ _NAMES = [
     "verdict",
     "name",
     "x floor",
-    "differ",
     "flips",
+    "differ",
     "rms row ULPs",
     "dtype",
     "tags",
@@ -181,8 +181,8 @@ def table(
             "verdict": verdicts,
             "name": card.name,
             "x floor": ratio,
-            "differ": share,
             "flips": card.flips,
+            "differ": share,
             "rms row ULPs": card.rms_row_ulps,
             "dtype": card.compute_dtype,
             "tags": list(each.tags),

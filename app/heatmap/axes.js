@@ -1,4 +1,5 @@
 // Around the map: axes, marks of the selection, the legend.
+const ROOM = 60; // pixels that the name of a prompt takes
 class Axes extends Drawing {
   // Texts of tokens: in their cells by rank, beneath the ids by token id.
   paintTexts(draw, text, font) {
@@ -28,6 +29,17 @@ class Axes extends Drawing {
     draw.restore();
   }
 
+  // What the axis of rows counts on its own: each prompt in view if all have room, else all rows.
+  blocks() {
+    const { data: { prompt_starts: starts, words }, view, shape: { plot } } = this;
+    if (starts.length < 2) return [{ title: words.row, start: 0, from: view.y0, to: view.y1 }];
+    const blocks = starts
+      .map((start, prompt) => ({ title: `prompt ${prompt}`, start, from: Math.max(start, view.y0), to: Math.min(starts[prompt + 1] ?? Infinity, view.y1) }))
+      .filter(({ from, to }) => from < to);
+    const hasRoom = blocks.every(({ from, to }) => ((to - from) / (view.y1 - view.y0)) * plot.height > ROOM);
+    return hasRoom ? blocks : [{ title: "row: prompts one after another", start: 0, from: view.y0, to: view.y1 }];
+  }
+
   paintAxes(draw, text, border, font) {
     const { data, view, shape: { plot } } = this;
     const [right, bottom] = [plot.left + plot.width, plot.top + plot.height];
@@ -42,11 +54,14 @@ class Axes extends Drawing {
     const y = (value) => plot.top + ((value - view.y0) / (view.y1 - view.y0)) * plot.height;
     draw.textAlign = "right";
     draw.textBaseline = "middle";
-    for (const tick of ticks(view.y0, view.y1, plot.height / 55)) {
-      const place = y(tick + 0.5);
-      if (place > bottom) continue;
-      draw.fillText(grouped(tick), plot.left - 14, place);
-      draw.fillRect(plot.left - 5, Math.round(place), 4, 1);
+    const blocks = this.blocks();
+    for (const { start, from, to } of blocks) {
+      for (const tick of ticks(from - start, to - start, (y(to) - y(from)) / 55)) {
+        const place = y(start + tick + 0.5);
+        if (place > bottom) continue;
+        draw.fillText(grouped(tick), plot.left - 14, place);
+        draw.fillRect(plot.left - 5, Math.round(place), 4, 1);
+      }
     }
     draw.textAlign = "center";
     draw.textBaseline = "top";
@@ -58,11 +73,13 @@ class Axes extends Drawing {
     }
     if (this.isTitled) draw.fillText(this.isRank ? "rank in the reference's row (1 = argmax)" : data.words.column, plot.left + plot.width / 2, bottom + 31);
     draw.textBaseline = "middle";
-    draw.save();
-    draw.translate(11, plot.top + plot.height / 2);
-    draw.rotate(-Math.PI / 2);
-    draw.fillText(data.prompt_starts.length > 1 ? "row: prompts one after another" : data.words.row, 0, 0);
-    draw.restore();
+    for (const { title, from, to } of blocks) {
+      draw.save();
+      draw.translate(11, (y(from) + y(to)) / 2);
+      draw.rotate(-Math.PI / 2);
+      draw.fillText(title, 0, 0);
+      draw.restore();
+    }
     // Borders of prompts, if there is room between them.
     const starts = data.prompt_starts.filter((start) => start > view.y0 && start < view.y1);
     draw.save();

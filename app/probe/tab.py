@@ -99,6 +99,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
             _TESTS,
             key="probe_tests",
             width=330,
+            help="\n".join(f"- *{test}*: {meaning}" for test, meaning in MEANINGS.items()),
             **_FIELD,
         )
         load, tokens, top = (
@@ -106,7 +107,7 @@ def _ask() -> tuple[ProbeRequest | None, str]:
             for key, label, most, first, width in (
                 ("load", "Requests in flight", MOST_LOAD, _LOAD, 150),
                 ("tokens", "Tokens to generate", 4096, ProbeRequest.tokens, 150),
-                ("top", "Values per position", 1 << 18, ProbeRequest.top, 140),
+                ("top", "Top log-probabilities", 1 << 18, ProbeRequest.top, 160),
             )
         )
     left, middle, right = st.columns(3)
