@@ -31,7 +31,7 @@ _SYMBOLS = (
     "pentagon",
     "hexagram",
 )
-_LABELLED = 9  # lines of the grid
+_LABELLED = 5  # lines of the grid: as many as a phone has room for
 
 
 def section(view: selection.View, *, is_charted: bool = True) -> None:
@@ -148,9 +148,12 @@ def grid_chart(
     across: Record = {"title": {"text": "logit"}, **fixed}
     if grid:
         ticks = every_few(grid, _LABELLED)
-        half = float(np.diff(candidates.grid).max(initial=0.0)) / 2
+        # a mark at an end is half as wide as this
+        half = max(
+            float(np.diff(candidates.grid).max(initial=0.0)) / 2, 0.04 * (grid[-1] - grid[0])
+        )
         across |= {
-            "title": {"text": f"logit (grid lines: representable {dtype} values)"},
+            "title": {"text": f"logit (lines: {dtype} values)"},
             "showgrid": False,
             "tickvals": ticks,
             "ticktext": [f"{value:.9g}" for value in ticks],

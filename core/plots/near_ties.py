@@ -59,6 +59,11 @@ def near_tie_scatter(
     x, y = points["x"], points["y"]
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     (left, right), (bottom, top) = ends
+    if x_zero is None and y_zero is None:
+        # the line is in sight
+        bottom = min(bottom, right)
+        top = max(top, 4 * left)
+        ends[1] = bottom, top
     # the line begins after the gutters of zeros
     if x_zero is not None:
         left = x_zero * _GUTTER

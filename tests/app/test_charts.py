@@ -160,6 +160,17 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn(ta
     assert not ((x >= line.x[0]) & (x <= line.x[-1]) & (y < 2 * x)).any()
 
 
+@pytest.mark.parametrize("difference", [1e-4, 1e4], ids=["far below", "far above"])
+def test_the_bound_is_in_sight_however_far_the_differences_are_from_the_margins(difference):
+    table = equal_but_for_one().assign(max_abs=difference)
+    figure = near_ties_charts.near_tie_scatter(table, [()])
+    line = trace(figure, "margin = 2 × difference")
+    left, right = 10.0 ** np.array(figure.layout.xaxis.range)
+    bottom, top = 10.0 ** np.array(figure.layout.yaxis.range)
+    x = np.geomspace(*line.x, 1000)
+    assert ((left < x) & (x < right) & (bottom < 2 * x) & (2 * x < top)).any()
+
+
 def test_zeros_stand_in_a_shaded_gutter_below_every_other_value():
     table = near_tie_table(300)
     figure = near_ties_charts.near_tie_scatter(table, [()])

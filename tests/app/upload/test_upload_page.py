@@ -128,7 +128,12 @@ def _wide(path):
     [
         (_chosen_tokens, ("holds", ""), "of 90 sequences of 32 tokens", ("holds", "logits")),
         (_padded, ("holds", ""), "padded by 8 tokens", ("holds", "padded")),
-        (_wide, ("dtype", "bfloat16"), "which is no bfloat16 value", ("dtype", "detected when saved")),
+        (
+            _wide,
+            ("dtype", "bfloat16"),
+            "which is no bfloat16 value",
+            ("dtype", "detected when saved"),
+        ),
     ],
 )
 def test_a_save_that_fails_says_why_and_the_file_is_offered_again(
