@@ -62,7 +62,6 @@ listing = table[mask.any(axis=1)].sort_values(
 )
 most = f"{limit:g} {view.header.unit}"
 if unit == "ULPs":
-    # near ties count row ULPs, which are those at the largest magnitude of a row
     most = plural(int(limit), "ULP") + (f" of {view.dtype}" if view.dtype else "")
     most += " at the top logit"
 counts = ", ".join(f"{out_of(int(mask[side].sum()), len(table))} on the {side}" for side in SIDES)
@@ -72,6 +71,11 @@ st.markdown(
     f" {int(listing['is_flip'].sum()):,} of {plural(int(table['is_flip'].sum()), 'flip')} below the"
     " threshold.",
 )
+if unit == "ULPs":
+    st.caption(
+        "Near ties above are in row ULPs: spacings at the largest magnitude of the row. The top"
+        " logit may be smaller, and so may its ULP.",
+    )
 parts.draw_positions(listing, view.run, "close_margins", 7, (*of, unit, limit))
 tables = {"these positions": listing, f"all positions of {scope}": table}
 files = {title: partial(with_argmax_texts, view.run, rows) for title, rows in tables.items()}

@@ -57,8 +57,11 @@ def span(values: Array, empty: tuple[float, float] = (1.0, 1.0)) -> tuple[float,
 def log_axis(values: Array) -> dict:
     """Return a log axis for values; values of 0 and below are not on it."""
     low, high = span(values)
-    # powers of ten if there are two, else few steps
-    labels = {"dtick": 1} if high >= 100 * low else {"nticks": 4}
+    labels: dict = {"nticks": 4}
+    if high >= 100 * low:
+        labels = {"dtick": 1}  # powers of ten
+    elif high >= 2.5 * low:
+        labels = {"dtick": "D2"}  # 1, 2 and 5 of each
     form = ",.3~r" if is_written_out((low, high)) else ".0e"
     return {"type": "log", "tickformat": form, "minorloglabels": "complete", **labels}
 
