@@ -10,6 +10,7 @@ import pandas as pd
 import streamlit as st
 from msgspec.structs import asdict
 
+from app.components import tables
 from app.hosting import members
 from app.shell import exports, selection, widgets, wording
 from app.shell.widgets import PAGES
@@ -21,7 +22,6 @@ from core.text import plural, size
 from core.verdict import BUG_SUSPECTED, ROUNDING
 
 OPEN, EDIT, DELETE = "Open", "Rename, tags, files", "Delete"
-_FIGURE = "%,.3g"
 # the first five fit into a window of 1280 pixels, seven into one of 1440
 COLUMNS = {
     # Its chips have colors, which texts in a table have not.
@@ -34,7 +34,7 @@ COLUMNS = {
     "name": st.column_config.TextColumn(width=358),
     "x floor": st.column_config.NumberColumn(
         "x noise floor",
-        format=f"{_FIGURE}x",
+        format=f"{tables.FIGURE}x",
         help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
         width=102,
     ),
@@ -51,14 +51,14 @@ COLUMNS = {
     ),
     "rms row ULPs": st.column_config.NumberColumn(
         "RMS, row ULPs",
-        format=_FIGURE,
+        format=tables.FIGURE,
         help="RMS difference, in spacings of the dtype at the row's largest logit",
         width=108,
     ),
     "dtype": st.column_config.TextColumn(width=72),
     "tags": st.column_config.ListColumn(width=90),
     "max row ULPs": st.column_config.NumberColumn(
-        format=_FIGURE,
+        format=tables.FIGURE,
         help="largest difference, in row ULPs",
     ),
     "positions": widgets.GROUPED,

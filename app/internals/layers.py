@@ -28,7 +28,7 @@ from core.runs.queries.layers import (
 from core.text import file_name, multiple, out_of, plural, visible
 
 _MODULE = "layers_module"  # of the session: the name of the open one, '' for the first that differs
-_FIRST_COLUMNS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position")
+_FIRST_COLUMNS = ("module", "ratio", "rms", "floor_rms", "kind", "neq_share", "first_position")
 
 
 def draw(view: selection.View) -> None:
