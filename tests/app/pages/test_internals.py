@@ -125,7 +125,7 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
     assert app.query_params["tab"] == "kv_cache"
-    assert "240 of 3,072" in page_text(app)
+    assert "240 of 3,072 (7.8%) elements of prompt 0 differ" in page_text(app)
     shown = {
         "Keys that differ": "7.8%",
         "Values that differ": "7.8%",
@@ -133,7 +133,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     assert shown.items() <= metrics(app).items()
     assert app.metric[0].help == "120 of 1,536"
     enter(app, "segmented_control", "kv_scope", "all prompts")
-    assert "576 of 7,680" in page_text(app)
+    assert "576 of 7,680 (7.5%) elements differ" in page_text(app)
     # keys and values of four layers
     assert table_of(app)["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
 
