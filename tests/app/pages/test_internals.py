@@ -210,8 +210,8 @@ def test_figures_of_a_table_have_three_digits_and_only_an_exact_zero_is_0():
     sent = app.dataframe[0].proto
     display = convert_arrow_bytes_to_pandas_df(sent.arrow_data.styler.display_values)
     assert display["rms"].tolist() == ["0", "6.53e-6", "0.722"]
-    # sprintf's %g writes 0, 0.00344, 617
-    assert json.loads(sent.columns)["x"]["type_config"]["format"] == "%,.3g"
+    # as many decimals as the smallest needs for a digit
+    assert json.loads(sent.columns)["x"]["type_config"]["format"] == "%,.3f"
 
 
 def test_shapes_that_torch_did_not_record_are_told_from_a_kernel_that_did_not_run():

@@ -78,7 +78,7 @@ def judged(dump_of, tmp_path):
         with opened(store, run_id) as run:
             measured = measure_controls(run, **on_disk(tmp_path, controls))
             checks = [rows_of(run.evidence(0), VALIDITY)]
-            return judge_upload(run, checks, [], measured, [before] if before else [])[0]
+            return judge_upload(run, checks, [], measured, [] if before is None else [before])[0]
 
     return judge
 
