@@ -88,13 +88,14 @@ def _three_digits(column: pd.Series) -> list[float | None]:
     ]
 
 
-def rollout_columns(tokens: DataFrame, colour: str) -> Record:
+def rollout_columns(tokens: DataFrame, colour: str, highest: float | None = None) -> Record:
     """Return the component's data for a sequence of trainer vs. rollout. tokens: of
-    core.rl.queries.
+    core.rl.queries; highest: as of `heat`.
     """
     none = [0] * len(tokens)
     # KL linear too: a few tokens carry it
-    shade = heat(tokens.assign(max_abs=tokens[COLOURS[colour]]), "largest difference", "")
+    colored = tokens.assign(max_abs=tokens[COLOURS[colour]])
+    shade = heat(colored, "largest difference", "", highest=highest)
     texts = None
     if tokens["text"].notna().any():
         texts = join_bytes(tokens["text"].fillna("").tolist())
@@ -145,19 +146,23 @@ def section(view: View, *, is_rollout: bool) -> None:
         st.caption(f"This dump brought no token texts: {substitute} are shown.")
 
 
-def token_strip(view: View, colour: str, key: str = "strip") -> None:
-    """Draw the strip of the selected prompt."""
+def token_strip(
+    view: View,
+    colour: str,
+    key: str = "strip",
+    highest: float | None = None,
+) -> None:
+    """Draw the strip of the selected prompt. highest: as of `heat`, of a rollout."""
 
     # Streamlit writes its data at every run, and that of 4096 positions takes 11 ms.
     def to_json() -> str:
         if not view.run.has_rollouts:
             return json.dumps(columns(view, colour))
         tokens = rl.tokens_of(view.run, view.prompt)
-        return json.dumps(rollout_columns(tokens, colour))
+        return json.dumps(rollout_columns(tokens, colour, highest))
 
-    columns_json = store_cache.remember(
-        "strip", view.run, (view.pair.index, view.prompt, colour), to_json
-    )
+    of = (view.pair.index, view.prompt, colour, highest)
+    columns_json = store_cache.remember("strip", view.run, of, to_json)
     data = {
         "columns": plots.by_address(columns_json, "strip"),
         "stamp": selection.stamp(view),

@@ -30,6 +30,7 @@ def headline(view: View) -> bool:
     if not view.run.has_rollouts:
         return False
     figures = {row["name"]: row for row in store_cache.cached(view.run, rl.figures_of)}
+    by_place = store_cache.cached(view.run, rl.at_worst_steps)
     columns = st.columns(len(rl.HEADLINE))
     for column, (name, label) in zip(columns, rl.HEADLINE.items(), strict=True):
         row = figures[name]
@@ -41,20 +42,21 @@ def headline(view: View) -> bool:
             delta_arrow="off",
             help=f"{row['definition']}; r = trainer - rollout, nats",
         )
+        if by_place:
+            values = [f"{place}: {number(of[name])}" for place, of in by_place.items()]
+            column.caption(", ".join(values))
     return True
 
 
 def next_step(view: View) -> None:
-    """Draw a button that opens the sequences with the largest share of the KL."""
-    # the heaviest first
-    worst = store_cache.cached(view.run, rl.summary, "heaviest")[0]
-    show = partial(
-        selection.select,
-        mismatch_part="Sequences",
-        prompt=worst["prompt"],
-        position=worst["position"],
-    )
-    st.button("See the worst sequences", "worst_sequences", on_click=show, type="primary")
+    """Draw a button that shows the sequences with the largest share of the KL, where it is: on a
+    phone their tab is out of sight.
+    """
+    label = "See the worst sequences"
+    folded = st.popover(label, type="primary", key="worst_sequences", on_change="rerun")
+    if folded.open:
+        with folded:
+            _sequences(view, "heaviest")
 
 
 def _table(run: RunReader, name: str) -> pd.DataFrame:
@@ -93,7 +95,7 @@ def draw(view: View) -> None:
     elif kind == "Depends on":
         _dependence(view)
     elif kind == "Sequences":
-        _sequences(view)
+        _sequences(view, "mismatch")
     elif kind == "Steps":
         _chart(view, "mismatch_steps", "steps", charts.steps, steps)
         st.caption("Mean |r| and k3 (an estimate of the KL) by training step, log axis.")
@@ -185,7 +187,7 @@ def _dependence(view: View) -> None:
     )
 
 
-def _sequences(view: View) -> None:
+def _sequences(view: View, key: str) -> None:
     table = _table(view.run, "heaviest")
     for rank, row in enumerate(table.head(_STRIPS).itertuples()):
         step = f", step {row.step:.0f}" if pd.notna(row.step) else ""
@@ -198,9 +200,11 @@ def _sequences(view: View) -> None:
             position=row.position,
             table=view.run.positions_of(view.pair.index, row.prompt),
         )
-        token_strip.token_strip(of, "largest difference", f"heavy_strip_{rank}")
-    pick = partial(selection.select_row, table, "mismatch_sequences")
+        # one scale for all
+        highest = view.pair.summary.max_abs
+        token_strip.token_strip(of, "largest difference", f"{key}_strip_{rank}", highest)
+    pick = partial(selection.select_row, table, f"{key}_sequences")
     columns = table.rename(columns={"prompt": "sequence"})
     columns = columns[["sequence", "position", "kl_share", "tokens", "mean_abs", "step", "name"]]
-    tables.draw(columns, "mismatch_sequences", 10, selection_mode="single-row", on_select=pick)
+    tables.draw(columns, f"{key}_sequences", 10, selection_mode="single-row", on_select=pick)
     st.caption("Sequences with the largest share of the KL. Click one, or a token, to select it.")

@@ -9,13 +9,14 @@ import numpy as np
 from ..markup import Markup, element, facts, fold, join, prose, scrolling, table
 from ..numerics.arrays import DataFrame
 from ..rl import queries as rl
-from ..rl.figures import ICEPOP, TIS
+from ..rl.figures import ICEPOP, TIS, bar_of
 from ..runs.file.records import Prompt, StoredPair
 from ..runs.queries import caches, choices, flips, heatmap, kernels, layers
 from ..runs.queries.heat import heat
 from ..runs.queries.verdicts import Answer
 from ..runs.reader import RunReader
 from ..runs.reports.issue_markdown import headline
+from ..runs.tables.mitigations import MitigationRow, advice
 from ..text import clip, join_bytes, number, opening, percent, plural, visible
 from ..verdict import FAILING, IDENTICAL, ROUNDING
 from .charts import LEVELS, Axis, bar, chart, dot, every_few, line, picture
@@ -66,6 +67,10 @@ _TITLES = {
     "only": "only in",
     "reference_launches": "reference's launches",
     "variant_launches": "variant's launches",
+    "noise_ratio": "RMS / noise floor",
+    "reference_share": "reference's throughput / baseline",
+    "variant_share": "variant's throughput / baseline",
+    "refusal": "not measured",
 }
 
 
@@ -133,6 +138,8 @@ def _charted(
         yield "KV cache", _kv_cache(run, pair)
     if kernels.is_watched(run, pair.index):
         yield "Kernels", _kernels(run, pair)
+    if rows := run.mitigations.get(pair.index):
+        yield "Mitigations", _mitigations(rows)
 
 
 def _verdict(answer: Answer) -> Markup:
@@ -192,6 +199,7 @@ def _rollouts(run: RunReader) -> Markup:
     legend = {"reference": "tokens", "limit": "bars of TIS and IcePop"}
     return join(
         element("p", rl.sentence(rl.mismatch_json(run))),
+        _steps(run),
         listing(figures, shown, "Trainer vs. rollout", titles),
         chart(
             "Tokens by r",
@@ -202,6 +210,29 @@ def _rollouts(run: RunReader) -> Markup:
             260,
         ),
     )
+
+
+def _steps(run: RunReader) -> Markup:
+    """Return mean |r| and k3 by training step, the last ones of many; nothing of a single one."""
+    rows = rl.summary(run, "steps")[-FILE.positions :]
+    limit = bar_of("k3")
+    if len(rows) < 2 or limit is None:
+        return Markup()
+    sizes = [row[name] for row in rows for name in ("mean_abs", "k3") if row[name]]
+    x = Axis("step", rows[0]["step"] - 0.5, rows[-1]["step"] + 0.5, step=1)
+    y = _log_axis("nats, log scale", np.array([limit.high, *sizes]))
+    xs = [x.at(row["step"]) for row in rows]
+    marks = [line((0, 100), [y.at(limit.high)] * 2, "limit")]
+    for kind, name in (("reference", "mean_abs"), ("variant", "k3")):
+        # zeros are not on the axis
+        ys = [y.at(row[name] or np.nan) for row in rows]
+        marks.append(line(xs, ys, f"stream {kind}"))
+    legend = {
+        "reference": "mean |r|",
+        "variant": "k3",
+        "limit": f"usual k3: {limit.span} ({limit.framework})",
+    }
+    return chart("Mean |r| and k3 by training step, log scale", x, y, marks, legend, 220)
 
 
 def _non_null(values: Any) -> Any:
@@ -259,6 +290,8 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
     )
     parts = []
     tables = []
+    rows = rl.summary(run, "heaviest") if is_rollout else []
+    steps = {row["prompt"]: row["step"] for row in rows}
     for number_of, part in window.groupby("prompt", sort=False):
         # of lists: those that were compared
         prompt = _prompt(run, number_of)
@@ -266,6 +299,8 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         previous = places[0]
         if header.has_several_prompts or len(part) < prompt.positions:
             name = f"{'Sequence' if is_rollout else 'Prompt'} {number_of}"
+            if (step := steps.get(number_of)) is not None:
+                name += f", step {step:.0f}"
             parts.append(element("h4", f"{name}, positions {previous:,} to {places[-1]:,}"))
         ids = places
         if prompt.token_ids:
@@ -306,10 +341,7 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
             )
         # without spaces between tokens a browser could not break the line
         parts.append(element("p", join(*spans, between="<wbr>"), class_="strip"))
-    legend: list[object] = [shade.unit]
-    if shade.low:
-        legend += [element("b", shade.low), element("span", " to ", class_="scale")]
-    legend.append(element("b", shade.high or ""))
+    legend: list[object] = [shade.unit, _scale("scale", shade.low, shade.high)]
     if window["is_flip"].any():
         legend.append(element("b", "flip", class_="flip"))
     if window["nonfinite_mismatch"].any():
@@ -329,6 +361,12 @@ def _tokens(run: RunReader, pair: StoredPair, figures: DataFrame, size: Size) ->
         titles = _TITLES | {"max_row_ulps": "row ULPs"}
         folded = fold(title, listing(pd.concat(tables), shown, title, titles))
     return join(note, strips, element("p", join(*legend, between=" "), class_="legend"), folded)
+
+
+def _scale(kind: str, low: str | None, high: str | None) -> Markup:
+    """Return the ends of a scale of colors around its bar, `high` alone without `low`."""
+    start = join(element("b", low), element("span", " to ", class_=kind)) if low else ""
+    return element("span", start, element("b", high or ""), class_="ends")
 
 
 def _prompt(run: RunReader, number_of: int) -> Prompt:
@@ -460,9 +498,7 @@ def _heatmap(run: RunReader, pair: StoredPair, figures: DataFrame) -> Iterator[M
     yield element(
         "p",
         grid.unit,
-        element("b", "0"),
-        element("span", class_="ulps"),
-        element("b", number(grid.highest)),
+        _scale("ulps", "0", number(grid.highest)),
         class_="legend",
     )
     yield element("p", grid.note, class_="note")
@@ -610,6 +646,23 @@ def _kernels(run: RunReader, pair: StoredPair) -> Iterator[Markup]:
     for title, part in (("Kernels that differ", differs), ("Other kernels", ~differs)):
         if part.any():
             yield fold(f"{title}: {int(part.sum()):,}", listing(table[part], shown, title))
+
+
+def _mitigations(rows: Sequence[MitigationRow]) -> Iterator[Markup]:
+    import pandas as pd
+
+    yield element("p", advice(rows).replace("->", "→"))
+    shown = (
+        "name",
+        "neq",
+        "rms",
+        "noise_ratio",
+        "flips",
+        "reference_share",
+        "variant_share",
+        "refusal",
+    )
+    yield listing(pd.DataFrame(rows), shown, "Mitigations", _TITLES | {"name": "mitigation"})
 
 
 def _causes(explanation: Any) -> Markup:

@@ -38,7 +38,7 @@ def position_lanes(
     is_single = len(prompts) == 1
     lane = _HEIGHTS.get(len(prompts), _LOWEST)
     height = len(prompts) * lane + (len(prompts) - 1) * _GAP
-    axis = _log_axis(drawn, most=min(6, lane // 16))
+    axis = _log_axis(drawn, kind, most=min(6, lane // 16))
     traces: list[Record] = []
     layout: Record = {"shapes": [], "annotations": []}
     named: set[str] = set()
@@ -209,8 +209,12 @@ def _hover(rows: DataFrame, about: str) -> Record:
     }
 
 
-def _log_axis(drawn: DataFrame, most: int) -> Record:
+def _log_axis(drawn: DataFrame, kind: str, most: int) -> Record:
     """Return the log axis that all lanes share. most: labels of a lane."""
+    sizes = drawn["max_abs"]
+    if kind == "sequence":
+        # |r| of one token may be next to 0
+        drawn = drawn.assign(max_abs=sizes.clip(lower=sizes[sizes > 0].quantile(0.05)))
     # a floor next to 0 at a few positions would stretch the axis
     floors = drawn["floor_rms"]
     floors = floors.clip(lower=floors.median() / 10)

@@ -41,6 +41,7 @@ def ratios(table: DataFrame) -> go.Figure:
                 x=float(np.log(ratio)),
                 line={"color": QUIET, "dash": "dash"},
                 annotation_text=name,
+                annotation_position="top",
             )
     figure.update_xaxes(range=[-span, span])
     right = {
@@ -61,6 +62,7 @@ def ratios(table: DataFrame) -> go.Figure:
         table["tokens"].to_numpy(float),
         yaxis2=right,
         bargap=0,
+        legend={"y": 1.08},
     )
 
 
@@ -96,13 +98,11 @@ def steps(table: DataFrame) -> go.Figure:
         )
     values = table[["mean_abs", "k3"]].to_numpy(float)
     if bar is not None:
-        about = f"usual k3: {bar.span} ({bar.framework})"
-        # of a log axis an annotation's place is the logarithm
         figure.add_hline(
             y=bar.high,
             line={"color": QUIET, "dash": "dash"},
-            annotation_text=about,
-            annotation_y=np.log10(bar.high),
+            name=f"usual k3: {bar.span} ({bar.framework})",
+            showlegend=True,
         )
         values = np.append(values, bar.high)
     figure.update_xaxes(tickformat="d")

@@ -14,7 +14,7 @@ from ..cause import Cause
 from ..numerics.arrays import Flags, Floats
 from ..numerics.formats import FORMATS, round_to
 from ..text import clean, number, percent, plural, scaling, series
-from .figures import Integers, SampledTokens
+from .figures import Integers, SampledTokens, stands_out
 from .token_values import (
     CONTRAST,
     EXACTLY,
@@ -49,7 +49,6 @@ _HOTTEST, _FITS = 10.0, 5  # temperature of one side over the other's; rounds of
 _FEW, _FAR = 0.05, 0.1  # of the tokens; nats, that they differ by if they are named
 _LISTED = 4  # places in a sentence
 _LEAST_TAIL = 4  # tokens, and before it
-_LAGGED = 3.0  # times mean |r| of the best step
 _OLDER, _SURE = 2.0, 4.0  # times mean |r| of the newest weights, and standard errors above it
 
 
@@ -70,7 +69,7 @@ def explain_tokens(tokens: SampledTokens) -> list[Cause]:
         is_known = values != "" if is_text else np.isfinite(values)
         each = np.unique(values[is_known])
         means = np.array([sizes[values == value].mean() for value in each])
-        worst = each[(means > 0) & (means >= _LAGGED * means.min(initial=np.inf))]
+        worst = each[stands_out(means)]
         if not len(worst):
             continue
         first = f"'{clean(worst[0], 60)}'" if is_text else f"{worst[0]:g}"

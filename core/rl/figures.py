@@ -30,6 +30,7 @@ GEOMETRIC = (0.999, 1.002)
 VETO = 1e-4
 _LARGEST = 700.0  # of which float64 has the exponential
 _TRL_CAP = 3.0  # vllm_importance_sampling_clip_max
+_LAGGED = 3.0  # times mean |r| of the best step
 
 
 @dataclass(frozen=True)
@@ -309,6 +310,8 @@ class Framework:
     counts_masked: bool = False
 
 
+# the mean of exp(r) is 1 over all tokens that the rollout may sample, not over those it sampled
+_ESTIMATE = "(estimate, can be negative)"
 # of verl, taken over by ms-swift but for k3 and chi2 of sequences
 _OFF_POLICY = """
 kl                mean -r                  mean of -r
@@ -322,16 +325,18 @@ log_ppl_abs_diff  mean_of |mean -r|        the same, absolute
 log_ppl_diff_max  largest mean -r          largest of them
 log_ppl_diff_min  least mean -r            least of them
 ppl_ratio         mean_of exp mean -r      mean over sequences of exp(mean of -r)
-chi2_token        mean chi2                mean of exp(r)² - 1
+chi2_token        mean chi2                mean of exp(r)² - 1 {estimate}
 chi2_seq          {chi2}
 """
 _OF_VERL = _OFF_POLICY.format(
     k3="mean k3  mean of exp(r) - 1 - r",
-    chi2="mean_of chi2  mean over sequences of exp(sum of r)² - 1",
+    chi2=f"mean_of chi2  mean over sequences of exp(sum of r)² - 1 {_ESTIMATE}",
+    estimate=_ESTIMATE,
 )
 _OF_SWIFT = _OFF_POLICY.format(
     k3="mean k3<=10  mean of exp(r) - 1 - r, at most 10",
-    chi2="mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1",
+    chi2=f"mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1 {_ESTIMATE}",
+    estimate=_ESTIMATE,
 )
 # Figures of each framework, after a line with its name, whether its means over sequences count
 # those without a token of the loss, and the version and files that define them.
@@ -349,9 +354,9 @@ ratio_sequence       mean_of ratio                 mean over sequences of exp(su
 ratio_geometric      mean_of geometric ratio       mean over sequences of exp(mean of r)
 ess  sample_size ratio  effective sample size of exp(r), share of the tokens
 ess_truncated        sample_size truncated         the same of exp(r), at most 2
-chi2                 mean chi2                     mean of exp(r)² - 1
-chi2_sequence        mean_of chi2                  mean over sequences of exp(sum of r)² - 1
-chi2_geometric       mean_of geometric chi2        mean over sequences of exp(mean of r)² - 1
+chi2                 mean chi2                     mean of exp(r)² - 1 {_ESTIMATE}
+chi2_sequence   mean_of chi2            mean over sequences of exp(sum of r)² - 1 {_ESTIMATE}
+chi2_geometric  mean_of geometric chi2  mean over sequences of exp(mean of r)² - 1 {_ESTIMATE}
 perplexity_rollout   mean_of ppl rollout           mean over sequences
 perplexity_trainer   mean_of ppl trainer           mean over sequences
 pearson              pearson rollout, trainer      correlation of log-probabilities
@@ -403,7 +408,7 @@ mis_kl            mean_of_means -r             mean of sequence means of -r, nat
 mis_k3_kl         mean_of_means k3             mean of sequence means of exp(r) - 1 - r, nats
 mis_training_ppl  mean_of trained ppl trainer  mean over sequences of exp(-mean), 0 if all is masked
 mis_rollout_ppl   mean_of trained ppl rollout  mean over sequences of exp(-mean), 0 if all is masked
-mis_chi2_token    mean_of_means chi2           mean of sequence means of exp(r)² - 1
+mis_chi2_token    mean_of_means chi2           mean of sequence means of exp(r)² - 1 {_ESTIMATE}
 
 = miles, counts masked: 31f1ca961, backends/training_utils/loss_hub/losses.py
 [train/]
@@ -519,6 +524,11 @@ FIGURE_NAMES = {
     *PERCENTILES,
     *(figure.name for framework in FRAMEWORKS.values() for figure in framework.figures),
 }
+
+
+def stands_out(means: Floats) -> Flags:
+    """Return which means of |r| of steps, environments and so on are far above the least."""
+    return (means > 0) & (means >= _LAGGED * means.min(initial=np.inf))
 
 
 def intervals(

@@ -3,8 +3,10 @@ they depend on.
 """
 
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -13,8 +15,9 @@ from ..errors import UsageError
 from ..numerics.arrays import DataFrame, Floats, Record
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
-from ..text import number, percent, plural, series
+from ..text import clip, number, percent, plural, series
 from .figures import (
+    CLAMP,
     DPPO,
     FRAMEWORKS,
     ICEPOP,
@@ -25,6 +28,7 @@ from .figures import (
     Sequences,
     bar_of,
     intervals,
+    stands_out,
 )
 
 HEADLINE = {
@@ -99,6 +103,12 @@ _STEPS = f"""
     SELECT step, count(*) AS tokens, avg(size) AS mean_abs, avg(kl) AS k3, avg(exp(r)) AS ratio,
         max(size) AS max_abs
     FROM {_TOKENS} {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY step ORDER BY step"""
+# of some steps, and of the others
+_OF_STEPS = f"""
+    SELECT step IN ($steps) AS is_named, avg(kl) AS k3, avg(w) ** 2 / avg(w ** 2) AS ess,
+        avg(w) AS ratio, avg(size) AS mean_abs, max(size) AS max_abs
+    FROM (SELECT *, exp(greatest(least(r, {CLAMP}), -{CLAMP})) AS w FROM {_TOKENS})
+    {_OF_SEQUENCES} WHERE step IS NOT NULL GROUP BY is_named ORDER BY is_named DESC"""
 # the 20 sequences that carry the most of the KL, each with the position that has the most of it
 _HEAVIEST = f"""
     SELECT prompt, arg_max(position, (kl, -position)) AS position, any_value(name) AS name,
@@ -122,11 +132,32 @@ def figures_of(run: Figures, framework: str = "ulpscope") -> list[Record]:
     if framework not in FRAMEWORKS:
         raise UsageError(f"--as '{framework}': expected one of {', '.join(FRAMEWORKS)}.")
     rows = summary(run, f"figures of {framework}")
+    figures = {figure.name: figure for figure in FRAMEWORKS[framework].figures}
     for row in rows:
+        if figure := figures.get(row["name"]):
+            # those of the run may be older
+            row["definition"] = figure.definition
+        # a bootstrap never exceeds an extreme
+        if re.search("max|min", row["name"]):
+            row["low"] = row["high"] = None
         bar = bar_of(row["name"], framework)
         row["usual"] = f"{bar.span} ({bar.framework})" if bar else ""
         row["is_usual"] = bar.holds(row["value"]) if bar else None
     return rows
+
+
+def at_worst_steps(run: Figures) -> dict[str, Record]:
+    """Return the figures of HEADLINE at the steps that stand out, which a verdict names, and at the
+    others, by `step 5` and `others`; empty if none does.
+    """
+    rows = summary(run, "steps")
+    is_worst = stands_out(np.array([row["mean_abs"] for row in rows]))
+    worst = [str(row["step"]) for row in compress(rows, is_worst)]
+    if not worst:
+        return {}
+    place = clip(f"step {', '.join(worst)}", 20)
+    table = run.query(_OF_STEPS.replace("$steps", ", ".join(worst)))
+    return dict(zip((place, "others"), records(table), strict=True))
 
 
 def interval_of(figure: Mapping[str, Any]) -> str:
@@ -355,12 +386,18 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
     # of the figures that matter most, whether a framework calls them normal
     usual: dict[str, list[str]] = {}
     values = {row["name"]: row["value"] for row in summary(run, "figures of ulpscope")}
+    steps = summary(run, "steps")
     for name, label in HEADLINE.items():
         bar = bar_of(name)
         value = values.get(name)
         if bar is not None and value is not None:
-            span = "" if bar.holds(value) else f" ({bar.span})"
-            usual.setdefault(bar.state(value) + span, []).append(f"{label} {number(value)}")
+            words = bar.state(value)
+            if not bar.holds(value):
+                words += f" ({bar.span})"
+            beyond = sum(row.get(name, 0.0) > bar.high for row in steps)
+            if beyond:
+                words += f", above {bar.high:g} at {beyond:,} of {plural(len(steps), 'step')}"
+            usual.setdefault(words, []).append(f"{label} {number(value)}")
     return {
         "framework": framework,
         "figures": figures_of(run, framework),
@@ -371,7 +408,7 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
         "left_out": " ".join(says),
         "usual": " ".join(f"{series(labels)}: {state}." for state, labels in usual.items()),
         "bars": summary(run, "bars"),
-        "by_step": summary(run, "steps"),
+        "by_step": steps,
         "explained_by": summary(run, "explained"),
     }
 

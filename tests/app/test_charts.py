@@ -333,6 +333,13 @@ def test_each_prompt_has_a_lane_with_its_marks_and_every_position_can_be_clicked
     assert (shape["x0"], shape["yref"]) == (1, "y2 domain")
 
 
+def test_lanes_of_sequences_begin_where_most_of_their_tokens_are():
+    sizes = np.append(np.full(99, 0.1), 1e-6)
+    drawn = by_position_rows().iloc[[1] * 100].assign(max_abs=sizes)
+    figure = lanes.position_lanes(drawn, [0], "nats", kind="sequence")
+    assert figure.layout.yaxis.range[0] > -2
+
+
 def test_a_cell_of_a_long_prompt_is_its_largest_difference_and_the_rms_over_it():
     drawn, step = cells(by_position_rows(), 3)
     assert step == 2

@@ -44,8 +44,16 @@ class Heat:
     stops: tuple[int, ...]
 
 
-def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logits") -> Heat:
-    """Colour levels of one prompt's positions, by one of COLOURS."""
+def heat(
+    table: DataFrame,
+    colour: str,
+    dtype: str,
+    unit_of_values: str = "logits",
+    highest: float | None = None,
+) -> Heat:
+    """Colour levels of one prompt's positions, by one of COLOURS. highest: at the end of the scale,
+    else the largest value.
+    """
     column = COLOURS[colour]
     if column == "is_flip":
         levels = np.where(table["is_flip"], 100, np.where(table["near_tie"], 30, 0))
@@ -57,7 +65,7 @@ def heat(table: DataFrame, colour: str, dtype: str, unit_of_values: str = "logit
         return Heat(_levels(share), unit, "0", "1 or more: could flip", (0, 100))
     unit = _UNITS[column].format(dtype=dtype, unit=unit_of_values)
     values = np.nan_to_num(table[column].to_numpy(float))
-    highest = values.max()
+    highest = highest or float(values.max())
     if highest <= 0:
         return Heat(np.zeros(len(values), int), unit, None, "0 everywhere", (0, 0))
     if not unit.endswith("log scale"):

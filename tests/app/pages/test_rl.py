@@ -9,8 +9,8 @@ import pytest
 
 from core.judging.ingest import ingest
 from core.runs.store.store import Store
-from tests.app.opening import click, enter, figures_of, open_page, page_text, sent
-from tests.places import ROLLOUTS
+from tests.app.opening import enter, figures_of, open_page, page_text, sent
+from tests.places import ROLLOUTS, ROOT
 
 
 def slime(store, **more):
@@ -31,6 +31,12 @@ def test_the_headline_figures_are_those_of_the_tokens(page):
         ("Mean |r|", "0.0121", ""),
         ("Largest |r|", "0.04", ""),
     ]
+
+
+def test_figures_at_a_step_that_stands_out_are_beside_those_of_the_others(store, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", str(ROOT / "sample_runs"))
+    page = open_page("overview", run="trainer-against-rollout")
+    assert "step 5: 0.0448, others: 0.00136" in page_text(page)
 
 
 @pytest.mark.parametrize("name", ["flips", "near_ties"])
@@ -129,6 +135,8 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     np.testing.assert_array_equal(values_of(ratios[0]["y"]), bins["size"])
     kl = pd.Series(values_of(ratios[1]["y"]), values_of(ratios[1]["x"]))
     np.testing.assert_allclose(kl[bins.index], bins["sum"] / tokens["k3"].sum(), rtol=1e-9)
+    labels = figures_of(page)[0]["figure"]["layout"]["annotations"]
+    assert {(each["y"], each["yanchor"]) for each in labels} == {(1, "bottom")}
     assert kl.sum() == pytest.approx(1)
     assert len(kl) > len(bins)  # 0 between them
     highest = np.abs(values_of(density[0]["y"])).max()
@@ -155,6 +163,8 @@ def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
 
 def test_steps_have_their_means(planted, tokens):
     figure, _ = figures_of(planted())
+    # a label in the plot would lie on the lines
+    assert "annotations" not in figure["figure"]["layout"]
     mean_abs, k3 = (values_of(trace["y"]) for trace in figure["figure"]["data"])
     means = tokens.groupby("step")[["absolute", "k3"]].mean()
     np.testing.assert_allclose(mean_abs, means["absolute"], rtol=1e-12)
@@ -172,6 +182,7 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     assert [strip["ids"] for strip in strips] == [
         sequences[n]["token_ids"].tolist() for n in (*order[:3], HEAVY)
     ]
+    assert len({strip["legend"]["high"] for strip in strips}) == 1
     heavy = strips[0]
     assert min(heavy["heat"][40:44]) > 45
     assert heavy["legend"]["unit"] == "|r|, nats"
@@ -183,12 +194,10 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
         np.testing.assert_array_equal([cut in clipped for clipped in heavy["clipped"]], is_cut)
 
 
-def test_the_next_step_selects_the_worst_token(planted):
-    page = planted()
-    click(page, "worst_sequences")
-    assert page.session_state["mismatch_part"] == "Sequences"
-    assert page.session_state["prompt"] == HEAVY
-    assert 40 <= page.session_state["position"] < 44
+def test_the_next_step_shows_the_worst_sequences_in_place(planted):
+    worst = table_with(planted(open_=["worst_sequences"]), "kl_share").iloc[0]
+    assert worst["sequence"] == HEAVY
+    assert 40 <= worst["position"] < 44
 
 
 def test_a_link_opens_a_sequence_at_a_token(planted, sequences):

@@ -162,7 +162,7 @@ def test_figures_flips_and_points_are_those_of_the_run():
     ("name", "titles"),
     [
         ("continuations-that-part", ["Continuations", "KV cache", "Common causes"]),
-        ("where-it-starts", ["Layers", "KV cache", "Kernels", "Common causes"]),
+        ("where-it-starts", ["Layers", "KV cache", "Kernels", "Mitigations", "Common causes"]),
     ],
 )
 def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
@@ -279,7 +279,10 @@ def test_the_worst_sequences_of_a_rollout_stand_as_text():
     with RunReader(ROOT / "sample_runs/trainer-against-rollout.duckdb") as run:
         worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
         texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
-        text, cell = Document(html_file(run)).text, html_cell(run)
+        document, cell = Document(html_file(run)), html_cell(run)
+    text = document.text
+    assert f"Sequence {worst[0]}, step 5, " in text
+    assert len(document.of("line", "stream")) == 2 * 5  # between six steps
     assert all(each.replace("↵", "↵\n") in text for each in texts)
     assert len(cell.encode()) < 100_000
 

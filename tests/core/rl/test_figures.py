@@ -82,6 +82,13 @@ def test_our_figures_by_their_formulas():
     assert {name: values[name] for name in expected} == pytest.approx(expected, rel=1e-12)
 
 
+def test_chi2_of_tokens_that_the_trainer_likes_less_is_negative():
+    batch = Batch(Sequences.of(np.array([-2.0]), np.array([-3.0]), np.ones(1, int)))
+    figures = [each for each in FRAMEWORKS["ulpscope"].figures if "chi2" in each.name]
+    values = [each.value(batch) for each in figures if "can be negative" in each.definition]
+    assert values == pytest.approx([np.exp(-2) - 1] * 3)
+
+
 def test_an_interval_holds_the_mean_of_sequences_as_often_as_it_says():
     """Sequences of one token: the bootstrap's interval is about that of the normal distribution,
     1.96 deviations.

@@ -9,10 +9,11 @@ import pytest
 
 from core.errors import UsageError
 from core.rl import queries as rl
+from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.made_runs import ingested
 from tests.json_lines import write_lines
-from tests.places import ROLLOUTS
+from tests.places import ROLLOUTS, ROOT
 
 LENGTHS = [20, 20, 20, 40, 29]
 
@@ -58,6 +59,7 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     mean = values["mean_abs"]
     assert mean["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
     assert mean["low"] <= mean["value"] <= mean["high"]
+    assert values["max_abs"]["high"] is None
     k3 = np.sort(np.expm1(r) - r)[::-1]
     counts = rl.summary(run, "tokens")
     assert counts == {
@@ -72,6 +74,16 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert again["tokens"] == counts
     values = [row["value"] for row in rl.figures_of(run, "verl")]
     assert [row["value"] for row in again["figures of verl"]] == pytest.approx(values, rel=1e-12)
+
+
+def test_steps_that_stand_out_have_figures_of_their_own():
+    with RunReader(ROOT / "sample_runs/trainer-against-rollout.duckdb") as run:
+        sql = "SELECT step, variant - reference AS r FROM chosen_token JOIN sequence USING (prompt)"
+        ratios = np.exp(run.query(sql).query("step == 5")["r"])
+        values = rl.at_worst_steps(run)["step 5"]
+        assert "above 0.001 at 6 of 6 steps" in rl.mismatch_json(run)["usual"]
+    assert values["ratio"] == pytest.approx(ratios.mean())
+    assert values["ess"] == pytest.approx(ratios.mean() ** 2 / (ratios**2).mean())
 
 
 def test_files_without_a_token_that_both_sides_have_are_a_run_without_figures(store, tmp_path):
