@@ -52,8 +52,18 @@ class FloorRows:
     floor_rms: Floats
 
 
+class Checked:
+    """A result with a `check()` for tests. It has no truth value: `assert judge(...)` would pass
+    whatever was found.
+    """
+
+    def __bool__(self) -> bool:
+        name = type(self).__name__
+        raise TypeError(f"{name} is neither true nor false; call check() on it in a test.")
+
+
 @dataclass(frozen=True)
-class Verdict:
+class Verdict(Checked):
     """Verdict of a pair with the evidence for it.
 
     because: one sentence; noise_ratio: size of the difference in noise floors, in the dtype that

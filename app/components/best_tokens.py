@@ -67,10 +67,10 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
         "rank": ("rank (1 = argmax)", widgets.GROUPED),
     }
     # what is compared stands side by side
-    for figure, (title, column) in forms.items():
+    for name, (title, column) in forms.items():
         for side in SIDES:
-            values = top[f"{side}_{figure}"]
-            table[f"{side} {title}"] = 100 * values if figure == "probability" else values
+            values = top[f"{side}_{name}"]
+            table[f"{side} {title}"] = 100 * values if name == "probability" else values
             columns[f"{side} {title}"] = column
     st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
     exports.download(

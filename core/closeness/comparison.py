@@ -21,7 +21,14 @@ from ..numerics.arrays import Floats, Ints, Values
 from ..numerics.formats import FLOAT32, FORMATS, FloatFormat
 from ..numerics.statistic import FALSE_ALARM, Limits, floor_test, scale_of
 from ..text import multiple, percent, plural
-from ..verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING, UNDECIDED
+from ..verdict import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    LIKELY_ROUNDING,
+    ROUNDING,
+    UNDECIDED,
+    Checked,
+)
 from .coherence import (
     IN_16_BITS,
     IN_FLOAT32,
@@ -73,7 +80,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class ErrorComparison:
+class ErrorComparison(Checked):
     """Errors of a tensor compared with trusted errors.
 
     verdict: 'identical', 'rounding', 'likely rounding' (no trusted tensor), 'bug suspected' or

@@ -8,7 +8,14 @@ from functools import partial
 from typing import Any
 
 from ..errors import ExtraError, UsageError
-from ..verdict import BUG_SUSPECTED, IDENTICAL, LIKELY_ROUNDING, ROUNDING, UNDECIDED
+from ..verdict import (
+    BUG_SUSPECTED,
+    IDENTICAL,
+    LIKELY_ROUNDING,
+    ROUNDING,
+    UNDECIDED,
+    Checked,
+)
 from .comparison import ErrorComparison, compare_errors
 
 try:
@@ -24,7 +31,7 @@ _Results = dict[str, torch.Tensor]
 
 
 @dataclass(frozen=True)
-class OperationVerdict:
+class OperationVerdict(Checked):
     """Verdict of an operation. results: of 'output', or 'output 0', 'output 1'; of 'gradient of
     input 0' for each input that has floating-point numbers.
     """

@@ -325,7 +325,7 @@ class _Trial:
         if not_finite or takes_others:
             ratio = None
         place, module = self.place_and_module(deciding, dtype, not_finite)
-        if earlier:
+        if earlier is not None:
             is_decided = self.is_open and any(map(_is_decided_by_float32, earlier.evidence))
             self.carry_over(earlier.evidence, is_decided=is_decided)
             if is_decided:

@@ -98,7 +98,7 @@ def write_responses(
                 variant_margin_ulps=pair.margin_ulps[1],
                 **{figure: getattr(pair.figures, figure) for figure in _FIGURES},
             )
-            if verdict:
+            if verdict is not None:
                 ids = np.column_stack([pair.prompts, pair.positions]).astype(np.int32)
                 insert_evidence(database, index, ids, verdict.evidence, verdict.floors)
         database.execute("COMMIT")

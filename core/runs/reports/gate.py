@@ -10,7 +10,7 @@ from ...errors import StoreError
 from ...evidence import FAILED, PASSED
 from ...numerics.metrics import COUNTS_OF_TOKENS, NULLABLE, OF_TOKENS
 from ...text import number, percent, plural
-from ...verdict import UNDECIDED
+from ...verdict import UNDECIDED, Checked
 from ..file.records import UNITS, VALUE, Prompt
 from ..measured import MemoryRun
 from ..reader import RunReader
@@ -19,7 +19,7 @@ from .report_json import PairReport, plain_number
 
 
 @dataclass(frozen=True)
-class GateReport:
+class GateReport(Checked):
     """Result of a gate: one outcome a pair and condition.
 
     prompts: empty if rows hold their tokens' texts already; rows: every position of a pair, by

@@ -76,7 +76,7 @@ def insert_pair(
     figures = asdict(total if isinstance(total, Summary) else total.summary())
     for name in _OF_TOP_TOKENS:
         figures[name] = figures[name] or 0
-    if verdict:
+    if verdict is not None:
         figures |= _columns(verdict)
     PAIR.insert_row(
         database,
