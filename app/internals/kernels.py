@@ -7,7 +7,8 @@ import streamlit as st
 from app.components import tables
 from app.internals import parts
 from app.shell import exports, selection, store_cache, widgets
-from core.runs.queries.kernels import find_start, in_words, place_in_words, side_by_side
+from core.runs.queries.kernels import counts_in_words, find_start, place_in_words, side_by_side
+from core.text import opening
 
 _COLUMNS = [
     "name",
@@ -22,7 +23,7 @@ _COLUMNS = [
     "reference_details",
     "variant_details",
 ]
-_COLUMNS_OF_START = ["name", "library", "reference_details", "variant_details", "only", "modules"]
+_COLUMNS_OF_START = ["name", "reference_details", "variant_details", "only", "library", "modules"]
 SHOWN = {
     "start": "where it starts",
     "all": "all",
@@ -54,7 +55,7 @@ def draw(view: selection.View) -> None:
         widgets.same_capture_with(run.header.provenance, "layers")
     if start is None or start.kernels.empty:
         del shown["start"]
-    st.markdown(in_words(every, names))
+    st.markdown(opening(counts_in_words(every, names)))
     libraries = ["any", *every["library"].unique()]
     with st.container(
         horizontal=True,

@@ -4,6 +4,7 @@ by layer and position.
 
 from functools import partial
 
+import numpy as np
 import streamlit as st
 
 from app.components import plots, tables
@@ -28,9 +29,13 @@ def draw(view: selection.View) -> None:
         st.info(f"Prompt {view.prompt} has no caches to compare; choose all prompts above.")
         return
     together = caches["together"]
-    text = sentence(run.header, caches)
+    logits = view.table
+    of_prompt = ""
+    if prompt is not None:
+        logits = view.prompt_table
+        of_prompt = view.of_prompt
+    text = sentence(run.header, caches, of_prompt)
     if not together["neq"]:
-        logits = view.table if prompt is None else view.prompt_table
         if logits["neq"].any():
             text += " The logits do differ: see Layers for where that begins."
         lead.success(text)
@@ -48,6 +53,7 @@ def draw(view: selection.View) -> None:
         measure = widgets.choice("Measure", names, "kv_measure")
         heads = store_cache.cached(run, merge, pair, prompt, "layer", "kind", "head")
         stored = {kind: f"{kind}s" for kind in BY_POSITION if kind in set(heads["kind"])}
+        kind = ""
         if stored:
             kind = widgets.choice("By position", stored, "kv_kind")
     figures: dict[str, tuple[str, str]] = {}
@@ -58,11 +64,29 @@ def draw(view: selection.View) -> None:
     figures["RMS row ULPs"] = (number(together["rms_row_ulps"]), "")
     figures["Max row ULPs"] = (number(together["max_row_ulps"]), "")
     widgets.metrics(figures, len(figures))
+    judged = "Not judged: caches have no noise floor"
+    if pair in run.pairs_with_layers:
+        judged += "; Layers compares the projections"
+    largest = number(float(logits["max_row_ulps"].max()))
+    st.caption(f"{judged}. Logits differ by at most {largest} row ULPs.")
 
     # states and latents have no positions
     by_head, *by_position = st.columns([3, 2] if stored else 1)
+    # the run has no RMS by position
+    by = measure if measure in MEASURES else "neq_share"
+    content = (pair, view.prompt, kind, by)
+    grid = store_cache.cached(run, cells, *content)
+    every = np.append(heads[by], grid["value"])
     with by_head:
-        figure = plots.cached(run, (pair, prompt, measure), charts.head_maps, heads, measure)
+        shared = every if by == measure else heads[measure].to_numpy(float)
+        figure = plots.cached(
+            run,
+            (*content, prompt, measure),
+            charts.head_maps,
+            heads,
+            measure,
+            shared,
+        )
         plots.draw(figure, "kv_heads", f"kv-heads-{measure}")
         note = ""
         if caches["states"] is not None and view.dtype != "float32":
@@ -71,23 +95,20 @@ def draw(view: selection.View) -> None:
             f"Layers x heads: {charts.MEASURES[measure]} ({view.dtype}). Gray: equal.{note}",
         )
     for place in by_position:
-        # the run has no RMS by position
-        by = measure if measure in MEASURES else "neq_share"
-        content = (pair, view.prompt, kind, by)
-        grid = store_cache.cached(run, cells, *content)
         if grid.empty:
             continue
         ticks = {layer: str(layer) for layer in grid["row"]}
         rows = {layer: f"layer {layer}" for layer in grid["row"]}
         figure = plots.cached(
             run,
-            (*content, view.position),
+            (*content, prompt, view.position),
             charts.position_map,
             grid,
             rows,
             ticks,
             by,
             view.position,
+            every,
         )
         with place:
             name = f"kv-{kind}s-{by}"

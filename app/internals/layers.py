@@ -28,7 +28,7 @@ from core.runs.queries.layers import (
 from core.text import file_name, multiple, out_of, plural, visible
 
 _MODULE = "layers_module"  # of the session: the name of the open one, '' for the first that differs
-_FIRST_COLUMNS = ("module", "kind", "neq_share", "rms", "floor_rms", "ratio", "first_position")
+_FIRST_COLUMNS = ("module", "ratio", "rms", "floor_rms", "kind", "neq_share", "first_position")
 
 
 def draw(view: selection.View) -> None:
@@ -125,8 +125,8 @@ def _beyond_floor(table: DataFrame, dtype: str) -> tuple[str, str]:
     elif furthest is not None:
         title += f" in {dtype}: at most {multiple(furthest.ratio)},"
         title += f" `{widgets.code(furthest.module)}`"
-    about = f"Beyond noise: more than {BEYOND_FLOOR:.0f}x the noise floor"
-    about += " of reduction orders alone; the checks of a verdict in 16 bits add rounding."
+    about = "Dashed: the noise floor of reduction orders alone, and the limit of noise at"
+    about += f" {BEYOND_FLOOR:.0f}x. The checks of a verdict in 16 bits add rounding."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
         about += (

@@ -94,14 +94,14 @@ def where(view: selection.View) -> str:
 
 
 def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
-    """Return kernels side by side with each of their lists as a text, of at most three entries."""
+    """Return kernels side by side with each of their lists as a text: its first entry."""
 
     def some(values: list[str]) -> str:
-        more = f" and {len(values) - 3} more" if len(values) > 3 else ""
-        return "; ".join(value or "(the model itself)" for value in values[:3]) + more
+        more = f" and {len(values) - 1} more" if len(values) > 1 else ""
+        return (values[0] or "(the model itself)") + more
 
     def shapes(details: list[str]) -> str:
-        return some([shape_in_words(detail).strip("`") for detail in details])
+        return some([shape_in_words(detail).strip("`") for detail in details or ["not recorded"]])
 
     texts = {
         "name": short_name,
@@ -110,7 +110,10 @@ def kernel_texts(table: pd.DataFrame) -> pd.DataFrame:
         "reference_details": shapes,
         "variant_details": shapes,
     }
-    return table.assign(**{name: table[name].map(text) for name, text in texts.items()})
+    shown = table.assign(**{name: table[name].map(text) for name, text in texts.items()})
+    for side in ("reference", "variant"):
+        shown.loc[table[f"{side}_launches"] == 0, f"{side}_details"] = ""
+    return shown
 
 
 def mitigations(view: selection.View) -> None:

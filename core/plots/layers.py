@@ -10,8 +10,8 @@ import plotly.graph_objects as go
 from plotly.subplots import make_subplots
 
 from ..numerics.arrays import Array, DataFrame, Record
-from ..runs.queries.layers import RESIDUAL, first_beyond
-from ..text import on_axis, visible
+from ..runs.queries.layers import BEYOND_FLOOR, RESIDUAL, first_beyond
+from ..text import multiple, on_axis, visible
 from .style import (
     CLICKABLE,
     FLIP,
@@ -41,7 +41,7 @@ MEASURES = {
 }
 LINEAR = ("neq_share", "max_row_ulps")  # measures that do not spread over decades
 _HOVER = {
-    "ratio": "{}x the noise floor (-1: the noise floor is 0)",
+    "ratio": "{}x the noise floor",
     "neq_share": "%{{customdata[2]:.1%}} of its elements differ",
     "max_row_ulps": "at most {} row ULPs",
     "max_ulps": "at most %{{customdata[2]:,}} ULPs",
@@ -72,7 +72,7 @@ def _hover_text(measure: str, values: Array) -> str:
 def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
     """(values to color by, NaN if nothing differs; the color axis).
 
-    LINEAR measures from 0, the others logarithmic.
+    LINEAR measures from 0, the others logarithmic; a ratio has the same color in every run.
     """
     low, high = span(values)
     shade = gaps_at_zero(values)
@@ -88,12 +88,13 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
         if measure == "neq_share":
             bar["tickformat"] = ".0%"
         return shade, {"cmin": 0, "cmax": high, **axis}
-    top = np.log10(high) if high > 1.5 * low else np.log10(high) + 0.2
-    bottom = np.log10(low)
-    # rounding is midway on the scale, and far below the floor says nothing
     if measure == "ratio":
-        top = max(top, 1.0)
-        bottom = max(bottom, top - 2)
+        # 1x is gray, the limit midway
+        low = 0.1
+        high = 100.0
+    elif high <= 1.5 * low:
+        high *= 1.6
+    bottom, top = np.log10([low, high])
     powers = range(int(np.floor(bottom)), int(np.ceil(top)) + 1)
     digits: tuple[int, ...] = (1, 2, 5)
     if len(powers) > 5:
@@ -101,7 +102,14 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
     elif len(powers) > 3:
         digits = (1, 3)
     steps = [digit * 10.0**power for power in powers for digit in digits]
-    bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": on_axis(steps)}
+    if measure == "ratio":
+        steps = [low, 1.0, BEYOND_FLOOR, 10.0, high]
+    labels = on_axis(steps)
+    if (shade < low).any():
+        labels[0] = f"≤ {labels[0]}"
+    if (shade > high).any():
+        labels[-1] = f"≥ {labels[-1]}"
+    bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": labels}
     return np.clip(np.log10(shade), bottom, top), {"cmin": bottom, "cmax": top, **axis}
 
 
@@ -141,12 +149,13 @@ def position_map(
     ticks: Mapping[int, str],
     measure: str,
     position: int,
+    every: Array | None = None,
 ) -> go.Figure:
     """Rows x positions of one prompt, the selected position marked. A click gives the row and the
     first position of the cell.
 
     cells: of core.runs.queries.layers.cells or caches.cells; names: of every row, for the hover;
-    ticks: of some.
+    ticks: of some; every: values that share the color scale.
     """
     grid = cells.pivot(index="row", columns="cell")
     values = grid["value"].to_numpy(float)
@@ -167,21 +176,27 @@ def position_map(
         x=borders,
         y=np.arange(len(rows)),
     )
+    if every is not None:
+        figure.update_layout(coloraxis=_color_scale(every, measure)[1])
     # A heatmap takes no click; points do.
-    i, j = np.nonzero(~np.isnan(values))
-    shown = np.where(np.isinf(values[i, j]), -1, values[i, j])
-    figure.add_scatter(
-        x=((borders[:-1] + borders[1:]) / 2)[j],
-        y=i,
-        name="cells",
-        text=np.array([inert(names[row]) for row in rows], object)[i],
-        customdata=np.stack([rows[i], first[j], shown], axis=1),
-        hovertemplate=(
-            f"%{{text}}<br>from position %{{customdata[1]:,.0f}}: {_hover_text(measure, values)}"
-            "<extra></extra>"
-        ),
-        **CLICKABLE | {"mode": "markers", "marker": UNDRAWN},
-    )
+    texts = np.array([inert(names[row]) for row in rows], object)
+    is_infinite = np.isinf(values)
+    for name, mask, about in (
+        ("cells", ~np.isnan(values) & ~is_infinite, _hover_text(measure, values)),
+        ("noise floor of 0", is_infinite, "the noise floor is 0"),
+    ):
+        i, j = np.nonzero(mask)
+        figure.add_scatter(
+            x=((borders[:-1] + borders[1:]) / 2)[j],
+            y=i,
+            name=name,
+            text=texts[i],
+            customdata=np.stack([rows[i], first[j], values[i, j]], axis=1),
+            hovertemplate=(
+                f"%{{text}}<br>from position %{{customdata[1]:,.0f}}: {about}<extra></extra>"
+            ),
+            **CLICKABLE | {"mode": "markers", "marker": UNDRAWN},
+        )
     # above the map: on it, it would cover the first rows
     figure.add_annotation(
         x=position,
@@ -211,9 +226,9 @@ def _map_height(rows: int) -> int:
     return 110 + int(np.clip(12 * rows, 120, 240))
 
 
-def head_maps(table: DataFrame, measure: str) -> go.Figure:
-    """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and
-    head.
+def head_maps(table: DataFrame, measure: str, every: Array) -> go.Figure:
+    """Draw layers x heads, keys next to values on one color scale. table: by layer, kind and head;
+    every: values that share the scale.
     """
     kinds = list(dict.fromkeys(table["kind"]))
     figure = make_subplots(
@@ -224,7 +239,6 @@ def head_maps(table: DataFrame, measure: str) -> go.Figure:
         subplot_titles=[f"{k}s" for k in kinds],
     )
     layers = table["layer"].drop_duplicates().sort_values()
-    every = table[measure].to_numpy(float)
     for column, kind in enumerate(kinds, start=1):
         rows = table[table["kind"] == kind]
         grid = rows.pivot(index="layer", columns="head").reindex(layers)
@@ -257,14 +271,32 @@ def head_maps(table: DataFrame, measure: str) -> go.Figure:
 
 
 def module_growth(modules: DataFrame) -> go.Figure:
-    """rms of the pair and of its floor after every block, as lines on a log axis; of other modules,
-    which have other units, points. The stretch before the first module that differs is shaded, the
-    first one beyond its floor is named. A click gives the ordinal.
+    """rms over the noise floor of every module, log axis: a line after every block, points of other
+    modules. Over a floor of 0 it is on top. Without noise floors it is rms, in units of each
+    module.
+
+    The stretch before the first module that differs is shaded, the first one beyond its floor is
+    named. A click gives the ordinal.
     """
     figure = go.Figure()
     places = np.arange(len(modules))
-    pair = gaps_at_zero(modules["rms"].to_numpy(float))
-    floor = modules["floor_rms"].to_numpy(float)
+    texts = [inert(name) for name in modules["module"]]
+    sizes = modules[["rms", "floor_rms"]].to_numpy(float)
+    about = f"RMS {hover(sizes, 'customdata[1]')}"
+    has_floor = modules["floor_rms"].notna().any()
+    measure = "ratio" if has_floor else "rms"
+    pair = gaps_at_zero(modules[measure].to_numpy(float))
+    every = pair
+    if has_floor:
+        about += f", noise floor {hover(sizes, 'customdata[2]')}: %{{customdata[4]}}"
+        every = np.append(pair, [1.0, BEYOND_FLOOR])
+        for limit, color in ((1.0, QUIET), (BEYOND_FLOOR, MISMATCH)):
+            figure.add_hline(y=limit, line={"color": color, "width": 1.2, "dash": "dash"})
+    low, high = span(every)
+    pair = np.minimum(pair, 2 * high)
+    bottom, top = np.log10([low, np.nanmax(pair, initial=high)])
+    # of a name above the ring, and of a name below the points
+    room = 0.1 * (top - bottom) + 0.05
     differs = np.flatnonzero(modules["neq"].to_numpy(int) > 0)
     first = int(differs[0]) if len(differs) else len(modules)
     if first:
@@ -279,28 +311,25 @@ def module_growth(modules: DataFrame) -> go.Figure:
     if first > len(modules) / 12:
         figure.add_annotation(
             x=(first - 1) / 2,
-            y=0.5,
+            y=0,
             yref="paper",
+            yanchor="bottom",
             text="equal",
             showarrow=False,
             font={"color": QUIET},
         )
     streams = np.flatnonzero(modules["kind"] == RESIDUAL)
-    add_floor(figure, streams, floor[streams])
-    every = np.concatenate([pair, floor])
-    written = hover(every)
-    of_floor = written.replace("%{y", "%{customdata[1]")
+    columns = modules[["ordinal", "rms", "floor_rms", "neq_share"]].to_numpy(object)
     figure.add_scatter(
         x=places,
         y=pair,
         name="other modules",
         mode="markers",
         marker={"color": REFERENCE, "size": 5, "opacity": 0.35},
-        customdata=np.stack([modules["ordinal"], floor, modules["neq_share"]], axis=1),
-        text=[inert(name) for name in modules["module"]],
+        customdata=np.column_stack([columns, modules["ratio"].map(multiple)]),
+        text=texts,
         hovertemplate=(
-            f"%{{text}}<br>RMS {written}, noise floor {of_floor}<br>%{{customdata[2]:.1%}} of its"
-            " elements differ<extra></extra>"
+            f"%{{text}}<br>{about}<br>%{{customdata[3]:.1%}} of its elements differ<extra></extra>"
         ),
     )
     figure.add_scatter(
@@ -317,24 +346,37 @@ def module_growth(modules: DataFrame) -> go.Figure:
     beyond = first_beyond(modules)
     if beyond is not None:
         place = int(np.flatnonzero(modules["ordinal"] == beyond.ordinal)[0])
-        is_left = place < len(modules) / 2
         figure.add_scatter(
             x=[place],
             y=[pair[place]],
             name="first beyond noise",
             showlegend=False,
-            mode="markers+text",
-            text=[inert(names[place])],
-            textposition="middle right" if is_left else "middle left",
-            textfont={"color": MISMATCH},
+            cliponaxis=False,
+            mode="markers",
             hoverinfo="skip",
             marker={"color": MISMATCH, "size": 13, "symbol": "circle-open", "line": {"width": 2}},
         )
+        # above all points
+        figure.add_annotation(
+            x=place,
+            y=np.log10(pair[place]),
+            ax=place,
+            ay=top + 1.2 * room,
+            axref="x",
+            ayref="y",
+            xanchor="left" if place < len(modules) / 2 else "right",
+            text=inert(names[place]),
+            font={"color": MISMATCH},
+            arrowcolor=MISMATCH,
+            arrowhead=0,
+            standoff=8,
+            borderpad=6,
+        )
     # the first, the last and ends of layers, as many as fit
     last = len(modules) - 1
-    room = len(modules) / _NAMES_ALONG
+    width = len(modules) / 9  # of a short name on a phone
     ends = every_few(streams.tolist(), _NAMES_ALONG)
-    named = sorted({0, last, *(place for place in ends if room < place < last - room)})
+    named = sorted({0, last, *(place for place in ends if width < place < last - width)})
     figure.update_xaxes(
         tickvals=named,
         # of several lines, for a narrow tick
@@ -344,16 +386,18 @@ def module_growth(modules: DataFrame) -> go.Figure:
         range=[-0.5, len(modules) - 0.5],
         showgrid=False,
     )
-    return layout(
+    title = MEASURES["ratio"] if has_floor else _OUTPUT_UNITS
+    layout(
         figure,
-        220,
+        370,
         "module in execution order, a layer at its end",
-        _OUTPUT_UNITS,
+        title,
         every,
         # half of the last name needs room on the right
         margin={"r": 30},
         **NEAREST_CLICK,
     )
+    return figure.update_yaxes(range=[bottom - room, top + 2 * room])
 
 
 def module_positions(along: DataFrame, selected: int) -> go.Figure:

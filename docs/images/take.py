@@ -24,7 +24,7 @@ SHOTS = {
     "overview": (f"overview?{FRESH}", 900),
     "heatmap": (f"heatmap?{FRESH}", 900),
     "flips": (f"flips?{FRESH}", 1180),
-    "layers": (f"layers?{CLOSER}", 1240),
+    "layers": (f"layers?{CLOSER}", 1390),
     "bug-suspected": ("overview?run=injected-bug", 1180),
 }
 

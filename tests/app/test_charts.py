@@ -69,18 +69,47 @@ def test_heads_of_keys_and_values_have_one_color_scale():
             "rms": [0, 0, 1.0, 100.0],
         },
     )
-    figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms")
+    every = np.array([1.0, 1000.0])
+    figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms", every)
     shown = [one for one in figure.data if one.coloraxis is not None]
     assert [one.z.tolist()[1] for one in shown] == [[0.0], [2.0]]
     assert figure.layout.coloraxis.cmin == 0.0
-    assert figure.layout.coloraxis.cmax == 2.0
+    assert figure.layout.coloraxis.cmax == 3.0
     assert shown[0].y == ("0", "2")  # as categories: a gap would read as equal
 
 
-def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the_logits():
+@pytest.mark.parametrize(
+    ("values", "ends"),
+    [
+        ([0.5, 1.0, 4.0], ("0.1", "100")),
+        ([5.66, 57.0, 2600.0], ("0.1", "≥ 100")),
+        ([0.01, 1.0, 4.0], ("≤ 0.1", "100")),
+        ([1.0, 4.0, np.inf], ("0.1", "≥ 100")),
+    ],
+)
+def test_a_ratio_has_the_same_color_in_every_run_and_an_end_says_what_is_behind_it(values, ends):
+    cells = position_cells().iloc[:3].assign(value=values)
+    names = {3: "3", 7: "7"}
+    figure = internals.position_map(cells, names, names, "ratio", 4)
+    axis = figure.layout.coloraxis
+    assert (axis.cmin, axis.cmax) == (-1.0, 2.0)
+    assert (axis.colorbar.ticktext[0], axis.colorbar.ticktext[-1]) == ends
+    # only there the hover says that the noise floor is 0
+    assert len(trace(figure, "noise floor of 0").y) == np.isinf(values).sum()
+
+
+def test_maps_next_to_each_other_share_a_color_scale():
+    cells = position_cells()
+    names = {layer: str(layer) for layer in (3, 7, 11)}
+    figure = internals.position_map(cells, names, names, "max_row_ulps", 4, np.array([0.5, 10.0]))
+    assert figure.layout.coloraxis.cmax == 10.0
+
+
+def growing_modules():
+    """Five modules that all differ; the embedding has a noise floor of 0."""
     kinds = ["embedding", "projection", "residual", "residual", "head"]
     names = ["embed", "layers.0.q", "layers.0", "layers.1", "logits"]
-    modules = pd.DataFrame(
+    return pd.DataFrame(
         {
             "ordinal": range(5),
             "module": names,
@@ -94,12 +123,36 @@ def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the
             "ratio": [np.inf, 5.0, 2.0, 9.0, 40.0],
         },
     )
-    figure = internals.module_growth(modules)
-    assert trace(figure, "residual stream").x.tolist() == [2, 3]
+
+
+def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the_logits():
+    figure = internals.module_growth(growing_modules())
+    line = trace(figure, "residual stream")
+    assert (line.x.tolist(), line.y.tolist()) == ([2, 3], [2.0, 9.0])
     # a floor of 0 in bfloat16 says nothing
     beyond = trace(figure, "first beyond noise")
-    assert (beyond.x, beyond.text) == ((1,), ("layer 0 q",))
+    assert (beyond.x, beyond.y) == ((1,), (5.0,))
+    (name,) = figure.layout.annotations
+    assert (name.x, name.y, name.text) == (1, np.log10(5.0), "layer 0 q")
     assert figure.layout.xaxis.ticktext[-1] == "logits"
+
+
+def test_growth_is_over_the_noise_floor_with_its_limit_and_infinity_is_above_all():
+    figure = internals.module_growth(growing_modules())
+    every = trace(figure, "other modules")
+    assert every.y.tolist() == [80.0, 5.0, 2.0, 9.0, 40.0]
+    assert every.customdata[1].tolist() == [1, 5.0, 1.0, 0.5, "5.00x"]
+    assert [shape.y0 for shape in figure.layout.shapes] == [1.0, 4.0]
+    # the name is above every point and within the plot
+    (name,) = figure.layout.annotations
+    assert np.log10(80) < name.ay < figure.layout.yaxis.range[1]
+
+
+def test_growth_without_noise_floors_is_the_difference():
+    modules = growing_modules().assign(floor_rms=np.nan, ratio=np.nan)
+    figure = internals.module_growth(modules)
+    assert trace(figure, "other modules").y.tolist() == [1.0, 5.0, 2.0, 9.0, 40.0]
+    assert not figure.layout.shapes
 
 
 def near_tie_table(positions):

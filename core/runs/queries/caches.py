@@ -90,24 +90,26 @@ def summaries(run: RunReader, pair: int) -> dict[int | None, Record]:
     return by_prompt
 
 
-def sentence(header: RunHeader, summary: Record) -> str:
+def sentence(header: RunHeader, summary: Record, of_prompt: str = "") -> str:
     """Say how much of the caches differs, and its first place, in markdown. summary: one of
-    `summaries`.
+    `summaries`; of_prompt: ` of prompt 0` if it is of one of several.
     """
     together, first = summary["together"], summary["layer_0_keys"]
     if not together["neq"]:
         return (
             "Nothing differs: both caches are equal in all"
-            f" {plural(together['elements'], 'element')}."
+            f" {plural(together['elements'], 'element')}{of_prompt}."
         )
     kinds = series([f"{kind}s" for kind in together["first_kinds"]])
-    prompt = f"prompt {together['first_prompt']}, " if header.has_several_prompts else ""
+    prompt = ""
+    if header.has_several_prompts and not of_prompt:
+        prompt = f"prompt {together['first_prompt']}, "
     element = ""
     if together["first_element"] is not None:
         # a file of 1.0.0 has none
         element = f", element {together['first_element']}"
     text = (
-        f"**{out_of(together['neq'], together['elements'])} elements"
+        f"**{out_of(together['neq'], together['elements'])} elements{of_prompt}"
         f" {'differs' if together['neq'] == 1 else 'differ'}**, first in layer"
         f" {together['first_layer']} ({kinds}), {prompt}head {together['first_head']}, position"
         f" {together['first_position']}{element}."

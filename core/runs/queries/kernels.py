@@ -205,7 +205,7 @@ def place_in_words(header: RunHeader, place: KernelPlace, names: tuple[str, str]
         ran.append(_code(pair.name) + (f" ({', '.join(facts)})" if facts else ""))
     return (
         f"{start} Matmuls and reductions between the last equal module and the first that differs:"
-        f" {_few(ran)}."
+        f" {_few(ran, 1)}."
     )
 
 
@@ -238,6 +238,7 @@ def _code(name: str) -> str:
     return f"`{code(short_name(name))}`"
 
 
-def _few(names: Iterable[str]) -> str:
+def _few(names: Iterable[str], most: int = 3) -> str:
     distinct = list(dict.fromkeys(names))
-    return ", ".join(distinct[:3]) + (f" and {len(distinct) - 3} more" if len(distinct) > 3 else "")
+    more = f" and {len(distinct) - most} more" if len(distinct) > most else ""
+    return ", ".join(distinct[:most]) + more

@@ -1,10 +1,15 @@
 """The tabs of Internals and the continuations of Flips, on runs whose every figure is planted."""
 
+import json
 from dataclasses import replace
 
 import numpy as np
+import pandas as pd
 import pytest
+from streamlit.dataframe_util import convert_arrow_bytes_to_pandas_df
+from streamlit.testing.v1 import AppTest
 
+from app.internals import parts
 from core.capture_request import CaptureRequest
 from core.judging.ingest import ingest
 from core.runs.tables.kv_cache import KvPart
@@ -47,6 +52,8 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
     assert table_of(app)["module"].tolist() == [each.module for each in MODULES]
+    # a phone has room for two columns
+    assert table_of(app).columns[:2].tolist() == ["module", "RMS / noise floor"]
     enter(app, "toggle", "layers_table_all_columns", True)
     assert table_of(app)["max_ulps"].tolist() == [0, 0, 0, 1, 2, 4]
 
@@ -118,7 +125,7 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
     assert app.query_params["tab"] == "kv_cache"
-    assert "240 of 3,072" in page_text(app)
+    assert "240 of 3,072 (7.8%) elements of prompt 0 differ" in page_text(app)
     shown = {
         "Keys that differ": "7.8%",
         "Values that differ": "7.8%",
@@ -126,7 +133,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     assert shown.items() <= metrics(app).items()
     assert app.metric[0].help == "120 of 1,536"
     enter(app, "segmented_control", "kv_scope", "all prompts")
-    assert "576 of 7,680" in page_text(app)
+    assert "576 of 7,680 (7.5%) elements differ" in page_text(app)
     # keys and values of four layers
     assert table_of(app)["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
 
@@ -160,9 +167,7 @@ def test_the_flips_page_tells_where_continuations_part(continued):
 
 def test_what_only_one_side_launched_stands_first_and_the_sentence_says_it(own_store):
     app = open_page("kernels", run=kernel_run(own_store))
-    assert f"Only in `side_0`: `{NARROW}`; only in `side_1`: `{WIDE}`" in "\n".join(
-        element.value for element in app.markdown
-    )
+    assert "Of 4 kernels, 1 only in `side_0`, 1 only in `side_1` and 1 " in page_text(app)
     table = table_of(app)
     assert table["name"].tolist() == [NARROW, WIDE, REDUCE, "aten::mm"]
     assert table["only"].tolist() == ["reference", "variant", "", ""]
@@ -190,6 +195,41 @@ def test_mitigations_are_a_table_with_the_advice_above_it(own_store):
     assert table["variant_share"].tolist() == [100.0, 60.0, 75.0]
     assert advice(ROWS) in page_text(app)
     assert ROWS[2].refusal in page_text(app)
+
+
+def test_figures_of_a_table_have_three_digits_and_only_an_exact_zero_is_0():
+    def page():
+        import pandas as pd
+
+        from app.components import tables
+
+        tables.draw(pd.DataFrame({"rms": [0.0, 6.5341e-6, 0.72191], "x": [0, 0.00344, 617]}), "t")
+
+    app = AppTest.from_function(page).run()
+    assert not app.exception
+    sent = app.dataframe[0].proto
+    display = convert_arrow_bytes_to_pandas_df(sent.arrow_data.styler.display_values)
+    assert display["rms"].tolist() == ["0", "6.53e-6", "0.722"]
+    # sprintf's %g writes 0, 0.00344, 617
+    assert json.loads(sent.columns)["x"]["type_config"]["format"] == "%,.3g"
+
+
+def test_shapes_that_torch_did_not_record_are_told_from_a_kernel_that_did_not_run():
+    table = pd.DataFrame(
+        {
+            "name": ["aten::cat", "aten::mm"],
+            "places": [[""], ["a.*"]],
+            "modules": [[""], ["a.1", "a.2"]],
+            "reference_details": [[], ["2x3, 3x4", "5x3, 3x4"]],
+            "variant_details": [[], []],
+            "reference_launches": [1.0, 1.0],
+            "variant_launches": [2.0, 0.0],
+        }
+    )
+    shown = parts.kernel_texts(table)
+    assert shown["reference_details"].tolist() == ["not recorded", "[2, 3] x [3, 4] and 1 more"]
+    assert shown["variant_details"].tolist() == ["not recorded", ""]
+    assert shown["modules"].tolist() == ["(the model itself)", "a.1 and 1 more"]
 
 
 def test_a_pair_without_mitigations_has_no_tab(own_store):

@@ -110,8 +110,8 @@ def test_the_first_module_that_differs_is_told_with_what_ran_in_it_and_in_what_s
     ]
     text = place_in_words(run.header, place, ("decode", "decode+batch:2"))
     assert "differs is `model.layers.0.mlp.down_proj`" in text
-    assert "[2, 32] x [32, 8]" in text
-    assert "`T,N,8,1,32` vs `T,N,8,2,32`" in text
+    # the first alone: a list of CUDA kernels is lines of raw names
+    assert "`SGEMM` (`T,N,8,1,32` vs `T,N,8,2,32`) and 1 more." in text
     several = dataclasses.replace(run.header, prompts=2 * run.header.prompts)
     assert "position 1 of prompt 0" in place_in_words(several, place, ("a", "b"))
 
