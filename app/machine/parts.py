@@ -27,13 +27,14 @@ def machines(view: selection.View) -> None:
     for run_id in (view.run.run_id, *compare.pick_runs(view)):
         with widgets.report_errors():
             runs.append(store_cache.open_run(run_id))
-    runs.sort(key=lambda run: (run.created, run.run_id))
     facts = [machine(run) for run in runs]
-    titles = [widgets.escape(name) for name in compare.names(runs)]
-    differs = compare.differing(facts, titles).map(legible).map(widgets.escape)
+    compare.draw_key(runs, [fact["device"] for fact in facts])
+    letters = compare.LETTERS[: len(runs)]
+    differs = compare.differing(facts, letters).map(legible).map(widgets.escape)
     same = {name: value for name, value in facts[0].items() if name not in differs.index}
     if not any(any(each.values()) for each in facts):
-        st.markdown("**No machine is recorded: these runs were uploaded.**")
+        what = "these runs were" if len(runs) > 1 else "this run was"
+        st.markdown(f"**No machine is recorded: {what} uploaded.**")
         return
     if len(runs) > 1:
         total = plural(len(same) + len(differs), "recorded fact")
