@@ -51,26 +51,24 @@ def machines(view: selection.View) -> None:
 def form() -> None:
     """Draw what to probe on this machine, and the button that does it in a process of its own."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
+        device = st.selectbox("Device", DEVICES, key="ops_device")
         dtypes = st.multiselect(
             "dtypes",
             LOGIT_FORMATS,
             default=["float32", "bfloat16"],
             key="ops_dtypes",
-            width=260,
+            wrap=True,
         )
         scope = st.selectbox(
             "Sizes",
             ["quick", "all"],
             key="ops_scope",
-            width=110,
             help="quick: seconds; all: minutes",
         )
         model = st.text_input(
             "Linear maps of a model",
             key="ops_model",
             placeholder="none",
-            width=220,
         )
         if widgets.button(
             "Probe this machine",
