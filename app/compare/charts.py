@@ -31,7 +31,8 @@ def runs_by_distance(curves: list[tuple[str, pd.DataFrame]]) -> go.Figure:
             ),
         )
     whole = pd.concat([table for _, table in curves]).astype(float)
-    figure.update_xaxes(**log_axis(whole["distance"]))
+    # float32 has nine powers of ten
+    figure.update_xaxes(**log_axis(whole["distance"]) | {"dtick": None, "nticks": 5})
     return layout(
         figure,
         320,

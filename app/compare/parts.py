@@ -5,19 +5,21 @@ from collections.abc import Iterable, Sequence
 import pandas as pd
 import streamlit as st
 
-from app.shell import selection, store_cache, widgets
+from app.shell import selection, store_cache, widgets, wording
 from core.errors import UlpscopeError
 from core.numerics.arrays import DataFrame, Record
 from core.numerics.metrics import COUNTS
 from core.runs.file.records import MAX_ROWS
 from core.runs.queries.compare import FIGURES, RunPair, figures
 from core.runs.reader import RunReader
+from core.runs.reports.issue_markdown import gravest_first
 from core.runs.store.cards import RunCard
 from core.runs.store.store import cell_of
-from core.text import clip, multiple, number, percent, printable
+from core.text import multiple, number, percent, printable
 
 # runs next to the first: six colors can be distinguished
 MOST = 5
+LETTERS = "ABCDEF"  # of the runs in tables and legends, the sidebar's first
 Indices = dict[str, int | None]  # of a pair by run id, None: the one that is most like the open one
 
 
@@ -84,6 +86,9 @@ def pick_runs(view: selection.View) -> Indices:
         format_func=label,
         key="compare_runs",
         max_selections=MOST,
+        filter_mode="contains",
+        # else Enter selects all matches
+        select_all=False,
         on_change=choose,
         placeholder="Choose one or more runs",
     )
@@ -91,9 +96,7 @@ def pick_runs(view: selection.View) -> Indices:
 
 
 def pick(view: selection.View) -> list[RunPair]:
-    """Draw the controls that choose runs, and return the sidebar's pair and the chosen ones, the
-    oldest run first.
-    """
+    """Draw the controls that choose runs, and return the sidebar's pair and the chosen ones."""
     indices = pick_runs(view)
     pairs = [RunPair(view.run, view.pair, view.table)]
     for run_id, index in indices.items():
@@ -104,57 +107,61 @@ def pick(view: selection.View) -> list[RunPair]:
             st.error(widgets.escape(str(error)))
             continue
         if index is None or index >= len(run.pairs):
-            alike = [pair.index for pair in run.pairs if pair.variant == view.pair.variant]
-            index = alike[0] if alike else 0
+            alike = [pair for pair in run.pairs if pair.variant == view.pair.variant]
+            if not alike:
+                alike = [pair for pair, _ in gravest_first(run, run.pairs)]
+            index = alike[0].index
         table = store_cache.cached(run, RunReader.positions, index)
         pairs.append(RunPair(run, run.pairs[index], table))
 
     def choose(run_id: str, key: str) -> None:
         _ask(indices | {run_id: st.session_state[key]})
 
-    several = [one for one in pairs[1:] if len(one.run.pairs) > 1]
+    others = zip(LETTERS[1:], pairs[1:], strict=False)
+    several = [(letter, one) for letter, one in others if len(one.run.pairs) > 1]
     columns = st.columns(max(1, len(several)))
-    for column, one in zip(columns, several, strict=False):
+    for column, (letter, one) in zip(columns, several, strict=False):
         run_id = one.run.run_id
         key = f"compare_variant_{run_id}"
         st.session_state[key] = one.pair.index
         variants = {pair.index: f"{pair.index}: {pair.variant}" for pair in one.run.pairs}
         with column:
-            title = f"Variant of {widgets.escape(one.run.header.name)}"
             widgets.select(
-                title,
+                f"Variant of {letter}",
                 variants,
                 key,
                 on_change=choose,
                 args=(run_id, key),
             )
-    pairs.sort(key=lambda one: (one.run.created, one.run.run_id))
     return pairs
 
 
-def names(runs: Sequence[RunReader]) -> list[str]:
-    """Return short, distinct names of the runs: numbered if two share a name."""
-    plain = [clip(printable(run.header.name, "?"), 60) for run in runs]
-    return [
-        name if plain.count(name) == 1 else f"{place}: {name}"
-        for place, name in enumerate(plain, 1)
-    ]
+def draw_key(runs: Sequence[RunReader], details: Sequence[str]) -> list[str]:
+    """Draw and return what each letter stands for: name, model and dtype of a run, and a detail."""
+    lines = []
+    for letter, run, detail in zip(LETTERS, runs, details, strict=False):
+        header = run.header
+        model = wording.model_name(header.provenance.model)
+        about = (f"{letter}: {header.name}", model, header.compute_dtype, detail)
+        lines.append(printable(" · ".join(filter(None, about))))
+    st.markdown("\n".join(f"- {widgets.escape(line)}" for line in lines))
+    return lines
 
 
-def differing(facts: Sequence[Record], titles: Iterable[str]) -> DataFrame:
+def differing(facts: Sequence[Record], letters: Iterable[str]) -> DataFrame:
     """Return the facts that differ between runs: one row per fact, one column per run."""
-    table = pd.DataFrame(list(facts), index=list(titles))
+    table = pd.DataFrame(list(facts), index=list(letters))
     table = table.astype(object).fillna("").replace("", "–").astype(str).T
     return table[table.nunique(axis=1) > 1]
 
 
-def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
+def figure_texts(pairs: Sequence[RunPair], letters: Sequence[str]) -> DataFrame:
     """Table of the figures: one row per figure, one column per run, with its ratio to the first in
     brackets if it says something.
     """
     table = figures(pairs)
     units = dict.fromkeys(one.run.header.unit for one in pairs)
-    rows = {}
+    rows = {"verdict": [one.verdict for one in pairs]}
     for name, label, is_more in FIGURES:
         cells: list[str] = []
         for value, one in zip(table.get(name, []), pairs, strict=False):
@@ -176,7 +183,7 @@ def figure_texts(pairs: Sequence[RunPair], titles: Sequence[str]) -> DataFrame:
             cells.append(text)
         if cells:
             rows[label.format(unit=" or ".join(units))] = cells
-    return pd.DataFrame.from_dict(rows, orient="index", columns=list(titles))
+    return pd.DataFrame.from_dict(rows, orient="index", columns=list(letters))
 
 
 def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
@@ -190,7 +197,7 @@ def export_runs(pairs: Sequence[RunPair]) -> DataFrame:
 def flip_texts(
     flips: DataFrame,
     pairs: Sequence[RunPair],
-    titles: Sequence[str],
+    letters: Sequence[str],
 ) -> DataFrame:
     """Return one row per position with a flip: place, and per run the two tokens, empty if it has
     no flip there.
@@ -203,7 +210,7 @@ def flip_texts(
     wide = flips.assign(text=texts).pivot(index=place, columns="run", values="text")
     # a run without any flip has a column too
     wide = wide.reindex(columns=range(len(pairs)))
-    wide.columns = list(titles)
+    wide.columns = list(letters)
     # shared flips come first, as in `flips`
     wide = wide.reindex(pd.MultiIndex.from_frame(flips[place].drop_duplicates()))
     return wide.astype(object).fillna("").reset_index()

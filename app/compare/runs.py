@@ -13,7 +13,14 @@ from app.shell import exports, selection, store_cache, widgets
 from core.plots.pairs import runs_by_position
 from core.plots.style import selected_line
 from core.runs.queries import classes
-from core.runs.queries.compare import distribution, flips, movements, same_tokens, shared_flips
+from core.runs.queries.compare import (
+    differing_inputs,
+    distribution,
+    flips,
+    movements,
+    same_tokens,
+    shared_flips,
+)
 from core.text import file_name, plural, visible
 
 BY = {
@@ -28,7 +35,8 @@ BY = {
 def draw(view: selection.View) -> None:
     """Draw the tab."""
     pairs = parts.pick(view)
-    titles = parts.names([one.run for one in pairs])
+    letters = parts.LETTERS[: len(pairs)]
+    key = parts.draw_key([one.run for one in pairs], [one.pair.variant for one in pairs])
     are_flips_known = all(one.pair.summary.flips is not None for one in pairs)
 
     def read() -> tuple:
@@ -37,50 +45,46 @@ def draw(view: selection.View) -> None:
         all_flips = flips(pairs)
         if is_same is False or not are_flips_known:
             all_flips = all_flips[:0]
-        differs = parts.differing([one.facts for one in pairs], map(widgets.escape, titles))
+        differs = parts.differing([one.facts for one in pairs], letters)
         differs = differs.drop(index=["run", "name", "verdict"], errors="ignore")
-        shares = [(title, distribution(one)) for title, one in zip(titles, pairs, strict=True)]
+        shares = [(letter, distribution(one)) for letter, one in zip(letters, pairs, strict=True)]
         curves = plots.figure_spec(charts.runs_by_distance(shares))
-        figures = parts.figure_texts(pairs, titles)
-        return is_same, all_flips, differs.map(widgets.escape), figures, curves
+        without_curve = [letter for letter, share in shares if share.empty]
+        figures = parts.figure_texts(pairs, letters)
+        return is_same, all_flips, differs.map(widgets.escape), figures, curves, without_curve
 
-    # Of several files, so the key has the stamp of each, and its name, which is no part of it.
-    places = [(store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs]
-    of = (*places, *titles)
+    # Of several files, so the key has the stamp of each.
+    of = tuple((store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs)
     everything = store_cache.remember("compare", view.run, of, read)
-    is_same, all_flips, differs, figures, curves = everything
+    is_same, all_flips, differs, figures, curves, without_curve = everything
     if len(pairs) == 1:
         st.info("There is no other run of this model; choose one to compare with.")
     else:
-        moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
-        st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
-        # no caption: pale orange is too faint
-        if is_same is False:
-            st.markdown(":orange[Different tokens: compare rates only, not positions or flips.]")
         notes = [shared_flips(pairs, all_flips)]
-        if unchanged:
-            notes.insert(0, f"Unchanged: {unchanged}.")
-        st.caption(" ".join(filter(None, notes)))
-    left, right = st.columns((3, 2))
-    height = widgets.table_height(len(figures), len(figures))
+        inputs = ", ".join(differing_inputs(pairs)).capitalize()
+        if inputs:
+            limit = ": compare rates only, not positions or flips" if is_same is False else ""
+            # no caption: pale orange is too faint
+            st.markdown(f":orange[{inputs}{limit}.]")
+        elif len(pairs) == 2:
+            moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
+            st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
+            if unchanged:
+                notes.insert(0, f"Unchanged: {unchanged}.")
+        if any(notes):
+            st.caption(" ".join(filter(None, notes)))
+    # a table of four does not fit next to the chart
+    left, right = st.columns((3, 2)) if len(pairs) < 4 else (st.container(), st.container())
     are_lists = all(one.run.header.is_list for one in pairs)
-    about = "Over all positions; in brackets the ratio to the oldest run."
+    about = "Over all positions; in brackets the ratio to the first run."
     dtypes = {one.run.header.compute_dtype for one in pairs}
     # lists have no ULPs
     if not are_lists:
         unit = f"{dtypes.pop()}." if len(dtypes) == 1 else "each run's own dtype: the units differ."
         about += f" ULPs of {unit}"
-    columns = {
-        title: st.column_config.TextColumn(alignment="right", width=160, help=title)
-        for title in titles
-    }
     with left:
-        widgets.room("figures", height).dataframe(
-            figures,
-            key="compare_figures",
-            height=height,
-            column_config=columns,
-        )
+        room = widgets.room("figures", 28 * (len(figures) + 1))
+        room.table(figures.map(widgets.escape), border="horizontal")
         st.caption(about)
 
     stem = "-".join(["compare", *(file_name(one.run.run_id)[:40] for one in pairs)])
@@ -89,9 +93,15 @@ def draw(view: selection.View) -> None:
             plots.draw(
                 curves,
                 "compare_distributions",
-                exports.picture(f"{stem}-distances", titles),
+                exports.picture(f"{stem}-distances", key),
             )
-            st.caption("Share of the logits that differ by at least so many ULPs, both axes log.")
+            about = (
+                "Share of the logits that differ by at least so many ULPs, both axes log. The drop"
+                " at the right is where signs differ: ULPs count every number in between."
+            )
+            if without_curve:
+                about += f" No line: {', '.join(without_curve)} (identical, or no whole rows)."
+            st.caption(about)
     if not differs.empty:
         st.subheader("Config diff")
         room = widgets.room("provenance", 28 * (len(differs) + 1))
@@ -104,7 +114,10 @@ def draw(view: selection.View) -> None:
             if name == "max_abs" or is_known:
                 figures_by[name] = title
         by = widgets.choice("By position", figures_by, "compare_by")
-        lines = [(title, one.table) for title, one in zip(titles, pairs, strict=True)]
+        lines = [(letter, one.table) for letter, one in zip(letters, pairs, strict=True)]
+        title = tables.label(by)
+        if by in ("max_abs", "rms"):
+            title += f", {' or '.join(dict.fromkeys(one.run.header.unit for one in pairs))}"
         chart = plots.cached(
             view.run,
             (*of, by, view.prompt),
@@ -112,14 +125,17 @@ def draw(view: selection.View) -> None:
             lines,
             view.prompt,
             by,
-            tables.label(by),
+            title,
         )
         chart = chart._replace(shapes=(selected_line(view.position),))
-        picture = exports.picture(
-            f"{stem}-{by}-prompt{view.prompt}", [*titles, f"prompt {view.prompt}"]
-        )
+        prompt = f"{'sequence' if view.run.has_rollouts else 'prompt'} {view.prompt}"
+        picture = exports.picture(f"{stem}-{by}-prompt{view.prompt}", [*key, prompt])
         plots.draw(chart, "compare_positions", picture)
-        st.caption(f"By position of prompt {view.prompt}; orange crosses are flips.")
+        notes = [view.header.worded(f"By position of {prompt}.")]
+        for letter, table in lines:
+            if view.prompt not in table["prompt"].to_numpy():
+                notes.append(f"{letter} has no {prompt}.")
+        st.caption(" ".join(notes))
         if has_tokens:
             st.subheader("Shared and unique flips")
         if is_same is None:
@@ -129,7 +145,7 @@ def draw(view: selection.View) -> None:
         elif all_flips.empty:
             st.write("No run has a flip." if has_tokens else "Values have no flips.")
         else:
-            table = parts.flip_texts(all_flips, pairs, titles)
+            table = parts.flip_texts(all_flips, pairs, letters)
             tables.draw(
                 table,
                 "compare_flips",

@@ -27,13 +27,14 @@ def machines(view: selection.View) -> None:
     for run_id in (view.run.run_id, *compare.pick_runs(view)):
         with widgets.report_errors():
             runs.append(store_cache.open_run(run_id))
-    runs.sort(key=lambda run: (run.created, run.run_id))
     facts = [machine(run) for run in runs]
-    titles = [widgets.escape(name) for name in compare.names(runs)]
-    differs = compare.differing(facts, titles).map(legible).map(widgets.escape)
+    compare.draw_key(runs, [fact["device"] for fact in facts])
+    letters = compare.LETTERS[: len(runs)]
+    differs = compare.differing(facts, letters).map(legible).map(widgets.escape)
     same = {name: value for name, value in facts[0].items() if name not in differs.index}
     if not any(any(each.values()) for each in facts):
-        st.markdown("**No machine is recorded: these runs were uploaded.**")
+        what = "these runs were" if len(runs) > 1 else "this run was"
+        st.markdown(f"**No machine is recorded: {what} uploaded.**")
         return
     if len(runs) > 1:
         total = plural(len(same) + len(differs), "recorded fact")
@@ -50,26 +51,24 @@ def machines(view: selection.View) -> None:
 def form() -> None:
     """Draw what to probe on this machine, and the button that does it in a process of its own."""
     with st.container(horizontal=True, vertical_alignment="bottom"):
-        device = st.selectbox("Device", DEVICES, key="ops_device", width=150)
+        device = st.selectbox("Device", DEVICES, key="ops_device")
         dtypes = st.multiselect(
             "dtypes",
             LOGIT_FORMATS,
             default=["float32", "bfloat16"],
             key="ops_dtypes",
-            width=260,
+            wrap=True,
         )
         scope = st.selectbox(
             "Sizes",
             ["quick", "all"],
             key="ops_scope",
-            width=110,
             help="quick: seconds; all: minutes",
         )
         model = st.text_input(
             "Linear maps of a model",
             key="ops_model",
             placeholder="none",
-            width=220,
         )
         if widgets.button(
             "Probe this machine",

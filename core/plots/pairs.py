@@ -129,7 +129,15 @@ def runs_by_position(
             showlegend=at is flips[0][0],
             hovertemplate=f"flip at {text}",
         )
-    return layout(figure, 320, "position", title, every, legend_tracegroupgap=0)
+    return layout(
+        figure,
+        320,
+        "position",
+        title,
+        every,
+        legend_tracegroupgap=0,
+        showlegend=True,
+    )
 
 
 def over_modules(figures: AloneFigures) -> go.Figure:

@@ -353,6 +353,8 @@ def test_the_only_line_of_runs_by_distance_is_named():
     figure = compare_charts.runs_by_distance([("one run", table)])
     assert figure.layout.showlegend
     assert [line.name for line in figure.data] == ["one run"]
+    # of nine powers of ten
+    assert (figure.layout.xaxis.dtick, figure.layout.xaxis.nticks) == (None, 5)
 
 
 @pytest.mark.parametrize(("count", "most"), [(1, 6), (6, 2)])

@@ -46,6 +46,12 @@ class RunPair(NamedTuple):
     table: DataFrame
 
     @property
+    def verdict(self) -> str:
+        """Verdict of the pair as it is shown."""
+        kind = self.run.header.provenance.kind
+        return shown_verdict(kind, self.pair.summary.bit_identical, self.pair.verdict)
+
+    @property
     def facts(self) -> Record:
         """Provenance of the pair."""
         about, header = self.run.header.provenance, self.run.header
@@ -69,7 +75,9 @@ class RunPair(NamedTuple):
 def machine(run: RunReader) -> Record:
     """Return what a run records of its machine."""
     about = run.header.provenance
-    return {"device": about.device, "chip": about.device_name, **about.versions}
+    # of the model, not of the machine
+    versions = {name: value for name, value in about.versions.items() if name != "weights"}
+    return {"device": about.device, "chip": about.device_name, **versions}
 
 
 def figures(run_pairs: Sequence[RunPair]) -> DataFrame:
@@ -136,11 +144,32 @@ def flips(run_pairs: Sequence[RunPair]) -> DataFrame:
 
 def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
     """Return whether all runs are of the same prompts, token by token; None if one of them does not
-    know its tokens.
+    know its tokens and the others do not differ.
     """
     prompts = {tuple(prompt.token_ids for prompt in one.run.header.prompts) for one in run_pairs}
-    is_known = all(map(all, prompts))
-    return len(prompts) == 1 if is_known else None
+    known = {ids for ids in prompts if all(ids)}
+    if len(known) > 1:
+        return False
+    return True if known == prompts else None
+
+
+def differing_inputs(run_pairs: Sequence[RunPair]) -> list[str]:
+    """Return what of the inputs differs between runs or is unknown, as `different models`."""
+    texts = []
+    is_same = same_tokens(run_pairs)
+    if not is_same:
+        texts.append("unknown tokens" if is_same is None else "different tokens")
+    headers = [one.run.header for one in run_pairs]
+    inputs: dict[str, set] = {
+        "models": {header.provenance.model for header in headers},
+        "vocabularies": {header.vocab for header in headers},
+        "units": {header.unit for header in headers},
+    }
+    for name, values in inputs.items():
+        if len(values) > 1:
+            # a run may not name its model, and lists not their vocabulary
+            texts.append(f"different {name}" if all(values) else f"unknown {name}")
+    return texts
 
 
 def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
@@ -150,12 +179,10 @@ def movements(run_pairs: Sequence[RunPair]) -> tuple[list[str], list[str]]:
     texts = []
     for one in run_pairs:
         summary = one.pair.summary
-        header = one.run.header
         ratio = _noise_ratio(one)
-        kind = header.provenance.kind
         texts.append(
             {
-                "verdict": shown_verdict(kind, summary.bit_identical, one.pair.verdict),
+                "verdict": one.verdict,
                 "RMS / noise floor": "not measured" if ratio is None else multiple(ratio),
                 elements: _known_percent(summary.neq_share),
                 "positions that flip": _known_percent(_share(summary.flips, len(one.table))),

@@ -51,7 +51,7 @@ def test_pages_of_top_tokens_show_no_empty_charts(name, store):
 def test_two_runs_of_chosen_tokens_compare_without_flips(store):
     """Which are unknown, not 0."""
     opened = open_page("compare", run=slime(store), **{"with": slime(store)})
-    assert "positions that flip unknown" in page_text(opened)
+    assert "flips are unknown" in page_text(opened)
 
 
 def test_a_framework_gives_its_own_names(page):

@@ -8,9 +8,11 @@ import pytest
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.queries.compare import (
     RunPair,
+    differing_inputs,
     distribution,
     figures,
     flips,
+    machine,
     movements,
     same_tokens,
     shared_flips,
@@ -21,6 +23,7 @@ from tests.core.runs.made_runs import write_run
 from tests.places import ROOT
 
 VOCAB = 8
+SAMPLES = ("trainer-against-rollout", "vllm-against-transformers")
 
 
 def compared(
@@ -123,6 +126,33 @@ def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
         compared(tmp_path / "d", {}, ids=()),
     )
     assert [same_tokens([a, each]) for each in (b, other, unknown)] == [True, False, None]
+    assert same_tokens([a, other, unknown]) is False
+
+
+def test_inputs_that_differ_or_are_unknown_are_named(tmp_path):
+    a, unknown = compared(tmp_path / "a", {}), compared(tmp_path / "b", {}, ids=())
+    samples = [RunReader(ROOT / "sample_runs" / f"{name}.duckdb") for name in SAMPLES]
+    listed, served = (RunPair(run, run.pairs[0], run.positions(0)) for run in samples)
+    assert differing_inputs([a, a]) == []
+    assert differing_inputs([a, unknown]) == ["unknown tokens"]
+    assert differing_inputs([listed, served]) == [
+        "unknown tokens",
+        "different models",
+        "unknown vocabularies",
+        "different units",
+    ]
+    assert differing_inputs([a, served]) == [
+        "different tokens",
+        "unknown models",
+        "different vocabularies",
+    ]
+
+
+def test_weights_are_no_fact_of_a_machine():
+    with RunReader(ROOT / "sample_runs" / "batches-on-an-h100.duckdb") as run:
+        assert "weights" in run.header.provenance.versions
+        assert machine(run)["chip"] == "NVIDIA H100 80GB HBM3"
+        assert "weights" not in machine(run)
 
 
 def test_the_distribution_is_the_share_that_is_at_least_so_far_apart(tmp_path):
