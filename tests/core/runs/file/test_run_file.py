@@ -144,7 +144,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
 
 def test_every_column_says_what_it_means(store):
     header = header_of()
-    with _shell(write_run(store, header, calm_sides(header))) as shell:
+    with _shell(write_run(store, header)) as shell:
         columns = shell.sql(
             "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal",
         ).fetchall()
@@ -239,7 +239,7 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store):
     sides = (SideHeader("日本", "decode+batch:8", "bfloat16"), SideHeader("it's", "", "float32"))
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
-    with RunReader(write_run(store, header, calm_sides(header))) as run:
+    with RunReader(write_run(store, header)) as run:
         assert run.header.prompts == (prompt,)
         assert run.header.sides == sides
         assert run.header.provenance == about

@@ -25,7 +25,13 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.judged_runs import judged_run, ratio_row
-from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.core.runs.made_runs import (
+    bits_of_sides,
+    calm_sides,
+    header_of,
+    sides_one_ulp_apart,
+    write_run,
+)
 from tests.covering import few
 
 LENGTHS, VOCAB = (
@@ -133,9 +139,7 @@ ROW, TOKEN = 137, 20011
 @pytest.fixture(scope="module")
 def one_differs(tmp_path_factory):
     header = header_of("bfloat16", LENGTHS, VOCAB)
-    sides = calm_sides(header)
-    sides[1] = sides[0].copy()
-    sides[1][ROW, TOKEN] ^= 1
+    sides = sides_one_ulp_apart(header, ROW, TOKEN)
     with RunReader(write_run(Store(tmp_path_factory.mktemp("one")), header, sides)) as run:
         yield run
 
