@@ -1,5 +1,6 @@
 """A click is acted on although the run that it began was cut short by another."""
 
+import pytest
 from streamlit.testing.v1 import AppTest
 
 
@@ -19,8 +20,12 @@ def with_helper():
         st.session_state["went"] = st.session_state.get("went", 0) + 1
 
 
-def test_a_click_outlives_the_run_that_it_began_and_is_acted_on_once():
-    app = AppTest.from_function(with_helper).run()
+@pytest.fixture
+def app():
+    return AppTest.from_function(with_helper).run()
+
+
+def test_a_click_outlives_the_run_that_it_began_and_is_acted_on_once(app):
     app.session_state["is_cut"] = True
     app.button(key="go").click().run()
     app.run()
@@ -28,9 +33,8 @@ def test_a_click_outlives_the_run_that_it_began_and_is_acted_on_once():
     assert app.exception == []
 
 
-def test_a_click_on_what_is_disabled_by_the_time_a_run_gets_to_it_is_none():
+def test_a_click_on_what_is_disabled_by_the_time_a_run_gets_to_it_is_none(app):
     """As Capture is, once the model's name is gone."""
-    app = AppTest.from_function(with_helper).run()
     app.session_state["is_off"] = True
     app.button(key="go").click().run()
     app.session_state["is_off"] = False
@@ -38,8 +42,7 @@ def test_a_click_on_what_is_disabled_by_the_time_a_run_gets_to_it_is_none():
     assert "went" not in app.session_state
 
 
-def test_a_click_that_no_run_got_to_is_forgotten_on_another_page():
-    app = AppTest.from_function(with_helper).run()
+def test_a_click_that_no_run_got_to_is_forgotten_on_another_page(app):
     app.session_state["clicks"] = {"go"}
     app.session_state["page"] = "two"
     app.run()

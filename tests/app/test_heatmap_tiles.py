@@ -12,7 +12,7 @@ from app.heatmap import routes
 from app.shell import store_cache, store_changes
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.store.store import Store
-from tests.core.runs.made_runs import calm_sides, header_of, opened, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, sides_one_ulp_apart, write_run
 
 ROW, TOKEN = 40, 1234
 
@@ -20,10 +20,7 @@ ROW, TOKEN = 40, 1234
 def one(store):
     """The run `one`: 70 x 3000 in two prompts; one element differs by one ULP."""
     header = replace(header_of("bfloat16", (30, 40), 3000), vocabulary={7: " t"})
-    sides = calm_sides(header)
-    sides[1] = sides[0].copy()
-    sides[1][ROW, TOKEN] ^= 1
-    write_run(store, header, sides, "one")
+    write_run(store, header, sides_one_ulp_apart(header, ROW, TOKEN), "one")
 
 
 @pytest.fixture
@@ -72,11 +69,8 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
     "query",
     [
         {"level": "0"},
-        {"level": "-1,0"},
-        {"level": "99,0"},
         {"level": "9" * 5000 + ",0"},
         {"level": "٣,0"},
-        {"tile": "2,0"},
         {"tile": "0,3"},
         {"tile": ""},
         {"pair": "1"},

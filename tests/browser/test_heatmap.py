@@ -23,7 +23,7 @@ from tests.browser.driving import (
     wait_for_map,
     window,
 )
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import header_of, sides_one_ulp_apart, write_run
 
 ROWS, VOCAB, ROW, TOKEN = 600, 20000, 417, 15321
 TEXT = "<img src=x onerror=alert(1)>"
@@ -50,9 +50,7 @@ def runs(dashboard):
     """`one-differs`: one logit differs by one ULP. Gone afterwards: other tests count runs."""
     header = header_of("bfloat16", (400, 200), VOCAB)
     header = replace(header, prompts=(Prompt(400), Prompt(200)), vocabulary={TOKEN: TEXT})
-    sides = calm_sides(header)
-    sides[1] = sides[0].copy()
-    sides[1][ROW, TOKEN] ^= 1
+    sides = sides_one_ulp_apart(header, ROW, TOKEN)
     path = write_run(Store(dashboard.store), header, sides, "one-differs")
     yield sides
     path.unlink()

@@ -1,5 +1,5 @@
-"""A request for a capture is the same through the command line, and through the JSON that a run
-keeps.
+"""A request for a capture or a probe is the same through the command line, and through the JSON
+that a run keeps.
 """
 
 import dataclasses
@@ -16,7 +16,15 @@ from core.probing.plan import ProbeRequest
 from tests.shell import words_of
 
 PLAIN = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=("decode",))
-REQUESTS = [
+PROBE = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
+PROBES = (
+    {},
+    {"prompts": ("-dash", ""), "prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl",)},
+    {"tests": "walk,load:3", "against": "https://other:1", "against_model": "b", "model": "a"},
+    {"top": 1, "tokens": 7, "max_requests": 5, "name": "-odd"},
+)
+REQUESTS = [dataclasses.replace(PROBE, **change) for change in PROBES]
+REQUESTS += [
     dataclasses.replace(PLAIN, **change)
     for change in (
         {},
@@ -61,7 +69,7 @@ def read_back(arguments):
 def test_arguments_the_typed_command_and_json_give_the_request_back(request_):
     assert read_back(request_.arguments()) == request_
     assert read_back(words_of(request_.typed())[1:]) == request_
-    found = CaptureRequest.from_json(request_.to_json())
+    found = type(request_).from_json(request_.to_json())
     assert found == request_
     assert repr(found) == repr(request_)
 

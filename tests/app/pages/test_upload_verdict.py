@@ -5,12 +5,9 @@ import pytest
 
 from app.shell.widgets import to_markdown
 from core.judging.ingest import ingest
-from core.judging.stored import judge_stored
-from core.judging.uploaded_controls import measure_controls
 from tests.app.opening import codes, page_text
 from tests.app.pages.test_verdict import label, opened
-from tests.core.judging.engine_dumps import ROWS, in_bfloat16, in_float32, saved, states, with_fault
-from tests.core.runs.made_runs import ingested
+from tests.core.judging.engine_dumps import ROWS, in_bfloat16, saved, states
 
 X, HEAD = states()
 PLAIN, OTHER = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
@@ -35,24 +32,6 @@ def test_an_undecided_dump_names_the_commands_with_its_id(own_store, tmp_path):
     ):
         assert f"\nulpscope verdict {run_id} {option}" in "".join(commands)
     assert "argmax" in page_text(app)
-
-
-def test_no_control_that_was_just_given_is_asked_for_again(own_store, tmp_path):
-    """A floor of the fault's own kind decides nothing; what is left is another control."""
-    wide = [in_float32(x, HEAD, order) for x, order in ((X, 1), (with_fault(X), 2))]
-    dump = saved(tmp_path / "d.npz", reference=wide[0], variant=wide[1], token_ids=np.arange(ROWS))
-    ways = saved(
-        tmp_path / "w.npz",
-        a=wide[0],
-        b=in_float32(with_fault(X), HEAD, 3),
-        c=in_float32(with_fault(X), HEAD, 4),
-    )
-    with ingested(own_store, dump) as run:
-        judged = judge_stored(own_store, run, measure_controls(run, floor=[ways]))
-    app = opened(run=judged)
-    assert "two kinds" in page_text(app)
-    assert "--floor" not in page_text(app) + " ".join(codes(app))
-    assert f"ulpscope verdict {judged} --model MODEL" in " ".join(codes(app))
 
 
 def test_an_invalid_dump_says_why_and_asks_for_no_control(own_store, tmp_path):

@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx2
 import pytest
 
-from core.runs.reader import RunReader
 from tests.serving import dump, serving
 from tests.waiting import until
 
@@ -79,23 +78,6 @@ def test_an_upload_goes_on_after_the_server_was_killed(tmp_path):
     with serving(tmp_path / "runs") as server:
         assert arrived <= received(server) < len(BODY)
         assert has_arrived_whole(server)
-
-
-def test_a_server_killed_in_an_import_leaves_no_half_run_and_imports_it_again(tmp_path):
-    store = tmp_path / "runs"
-    with serving(store) as server:
-        with begun(server, 0, len(BODY)):
-            until(lambda: list(store.glob(".partial-*")) or list(store.glob("*.duckdb")))
-        server.process.kill()
-        server.process.wait()
-    with serving(store) as server:
-        state = httpx2.get(f"{server.url}/api/uploads/x").json()
-        assert state["state"] == "received", state
-        rest(server)
-        for path in store.glob("*.duckdb"):
-            with RunReader(path) as run:
-                assert run.header.rows == 64
-                assert run.header.vocab == 4096
 
 
 def test_one_request_that_breaks_off_leaves_nothing(tmp_path):

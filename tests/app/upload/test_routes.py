@@ -16,7 +16,6 @@ from app.shell import store_changes
 from app.shell.jobs import Jobs
 from app.upload import routes, spool
 from app.upload.spool import Upload
-from core.runs.file.records import MAX_SIDES
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
@@ -221,10 +220,6 @@ def test_a_run_file_is_known_by_its_bytes_and_checked(client, store, tmp_path):
         (b"hello, I am text", "is text"),
         (b'{"hello": 1}', "no response that is known"),
         (b"\x80\x04\x95pickled-things", "x.npz"),
-        (
-            dump(**{f"s{n}": np.zeros((4, 64), np.float32) for n in range(MAX_SIDES - 1)}),
-            "holds 513 sides",
-        ),
     ],
 )
 def test_what_is_no_dump_is_one_sentence_and_no_run(body, words, client, store):

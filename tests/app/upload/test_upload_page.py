@@ -101,20 +101,6 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
     assert app.title[0].value == "Overview"
 
 
-def _chosen_tokens(path):
-    sides = [
-        -np.random.default_rng(seed)
-        .gamma(
-            0.5,
-            2.0,
-            (90, 32),
-        )
-        .astype(np.float32)
-        for seed in (1, 2)
-    ]
-    np.savez(path, reference=sides[0], variant=sides[1])
-
-
 def _padded(path):
     np.savez(path, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
 
@@ -126,7 +112,6 @@ def _wide(path):
 @pytest.mark.parametrize(
     ("make", "wrong", "words", "right"),
     [
-        (_chosen_tokens, ("holds", ""), "of 90 sequences of 32 tokens", ("holds", "logits")),
         (_padded, ("holds", ""), "padded by 8 tokens", ("holds", "padded")),
         (
             _wide,

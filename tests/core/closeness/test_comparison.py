@@ -244,30 +244,16 @@ def test_without_a_trusted_result_one_rounding_is_the_measure(exact, rng):
     assert compare_errors(rounded(rng, exact, 1e-2), None, exact).verdict == "undecided"
 
 
-@pytest.mark.parametrize(("trusted", "verdict"), [(1, "undecided"), (8, "bug suspected")])
-def test_one_trusted_result_may_have_rounded_less_by_luck(rng, exact, trusted, verdict):
-    expected = [rounded(rng, exact) for _ in range(trusted)]
-    assert (
-        compare_errors(
-            rounded(rng, exact, 3 * ROUNDING),
-            expected,
-            exact,
-        ).verdict
-        == verdict
-    )
-
-
-def test_a_rerun_is_no_other_rounding(rng, exact):
-    """Four copies decide as little as one does."""
-    expected = [rounded(rng, exact)] * 4
-    assert (
-        compare_errors(
-            rounded(rng, exact, 3 * ROUNDING),
-            expected,
-            exact,
-        ).verdict
-        == "undecided"
-    )
+@pytest.mark.parametrize(
+    ("trusted", "copies", "verdict"),
+    [(1, 1, "undecided"), (1, 4, "undecided"), (8, 1, "bug suspected")],
+    ids=["one", "reruns of one", "several"],
+)
+def test_one_trusted_result_may_have_rounded_less_by_luck(rng, exact, trusted, copies, verdict):
+    """Copies decide as little as one does: a rerun is no other rounding."""
+    expected = copies * [rounded(rng, exact) for _ in range(trusted)]
+    actual = rounded(rng, exact, 3 * ROUNDING)
+    assert compare_errors(actual, expected, exact).verdict == verdict
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])

@@ -6,15 +6,6 @@ MODEL = ("--model", "sample_runs/model")
 WALK = "def walk(self, path):\n    return [step for step in path if step]\n"
 
 
-def test_a_capture_ends_with_its_figures_and_what_to_type_next_and_its_id_is_all_of_stdout(cli):
-    done = cli("capture", *MODEL, "--prompt", WALK).succeeded()
-    (run_id,) = done.stdout.split()
-    positions = cli("show", run_id, "--json").json["positions"]
-    assert f"{positions} positions x 4,096 tokens, ULPs of bfloat16" in done.stderr
-    assert done.stderr.count("next: ") == 2
-    assert f"next: ulpscope show {run_id}\n" in done.stderr
-
-
 def texts_of(store, run_id):
     from core.runs.reader import RunReader
 
@@ -85,8 +76,6 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     positions = shown["positions"]
     assert foreseen["positions"] == positions
     assert [side["name"] for side in foreseen["sides"]] == [side["name"] for side in shown["sides"]]
-    assert [side["forwards"] for side in foreseen["sides"]] == [1, positions, 1]
-    assert [side["tokens"] for side in foreseen["sides"]] == [positions, positions, 3 * positions]
     assert foreseen["logits_bytes"] == 3 * positions * shown["vocab"] * 2
     stored = (tmp_path / "runs" / f"{run_id}.duckdb").stat().st_size
     # and its vocabulary

@@ -23,6 +23,7 @@ def test_people_see_figures_verdict_and_two_commands_and_a_script_takes_the_id_f
         "0.366",
         "0.344",
     ]
+    assert "729 positions x 4,096 tokens, ULPs of bfloat16" in printed.err
     assert "rounding  decode vs prefill\n" in printed.err
     assert re.findall(r"^next: (.*)$", printed.err, re.M) == [
         f"ulpscope show {RUN} --store {RUNS}",

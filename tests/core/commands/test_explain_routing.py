@@ -24,6 +24,7 @@ from tests.core.commands.test_explain_rollout import (
     with_experts_in_another_order,
 )
 from tests.core.inference.controls.conftest import biased as biased
+from tests.core.inference.controls.conftest import ties as ties
 
 pytestmark = pytest.mark.model
 SEQUENCES = 4
@@ -45,12 +46,6 @@ SMALL = {
 @pytest.fixture(scope="module")
 def mixtral():
     return tiny_model("mixtral")
-
-
-@pytest.fixture(scope="module")
-def ties():
-    """A router whose first two experts nearly tie at every token."""
-    return tiny_model("mixtral-ties")
 
 
 @pytest.fixture(scope="module")

@@ -57,25 +57,9 @@ def test_a_search_keeps_the_prompts_it_found_as_a_run_with_those_flips(cli):
         assert [tuple(row) for row in kept.to_numpy().tolist()] == flips
 
 
-def test_the_reference_may_be_decode_without_naming_a_variant_and_a_value_of_its_own_sweep(cli):
+def test_the_reference_may_be_decode_without_naming_a_variant(cli):
     done = cli(
         "capture", *MODEL, "--prompt", "def main():", "--reference", "decode", "--json"
     ).succeeded()
     with opened(open_store(), done.json["run_id"]) as run:
         assert [side.name for side in run.sides] == ["decode", "prefill"]
-    done = cli(
-        "capture",
-        *MODEL,
-        "--prompt",
-        "def main():",
-        "--reference",
-        "decode+batch:1",
-        "--sweep",
-        "batch=1,2",
-        "--dry-run",
-        "--json",
-    )
-    assert [side["path"] for side in done.json["sides"]] == [
-        "decode+batch:1",
-        "decode+batch:2",
-    ]

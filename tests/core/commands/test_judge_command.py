@@ -1,10 +1,8 @@
 """`judge` as a shell sees it: the verdict, its evidence in the run, exit codes."""
 
 import pytest
-from transformers import DynamicCache
 
 from core.runs.store.store import open_store
-from tests.core.inference.sameness import plant_base
 from tests.core.runs.made_runs import opened
 
 pytestmark = pytest.mark.model
@@ -13,18 +11,6 @@ PROMPT = (
     "--prompt",
     "def walk(self, path):\n    for step in path:\n        if step is None:\n",
 )
-
-
-def _scaled(batch, emit):
-    """Fault: what one head of the middle layer has cached of the first four tokens is scaled by
-    1.01.
-    """
-    cache = DynamicCache(config=batch.loaded.model.config)
-    for position in range(batch.positions):
-        batch.forward(position, position + 1, emit, cache)
-        # none are computed when forwards are counted
-        if position == 3 and cache.layers[1].values is not None:
-            cache.layers[1].values[batch.row, 0, :4] *= 1.01
 
 
 def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
@@ -46,14 +32,6 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
         assert len(floors) == 2 * run.header.rows
         assert run.header.provenance.command.startswith("ulpscope judge --model sample_runs/model")
     assert cli("list", "--json").json[0]["verdicts"] == pair["verdict"]
-
-
-def test_a_bug_is_suspected_with_exit_code_1(cli, monkeypatch):
-    """The twin: a fault that bfloat16's own rounding hides."""
-    plant_base(monkeypatch, "faulty", _scaled)
-    done = cli("judge", *MODEL, *PROMPT, "--variant", "faulty")
-    assert done.returncode == 1, done.stderr
-    assert "bug suspected" in done.stdout
 
 
 def test_a_pair_that_cannot_be_judged_is_still_kept_and_the_sentence_told(cli, monkeypatch):

@@ -50,10 +50,8 @@ def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, mon
 @pytest.mark.thorough
 def test_ingest_of_a_run_file_prints_the_new_run_or_a_sentence(cli, store, tmp_path):
     path = copied(tmp_path / "outside" / "theirs.duckdb")
-    done = cli("ingest", path, "--name", "mine", "--json")
-    run_id = done.json["run_id"]
+    assert cli("ingest", path, "--name", "mine").returncode == 0
     assert "mine" in cli("list").stdout
-    assert run_id.endswith(tuple("0123456789abcdef"))
     damaged(path, "CREATE MACRO f(x) AS x")
     assert cli("ingest", path, "--reference", "a").returncode == 2
     assert "theirs.duckdb: holds the macro 'f'" in cli("ingest", path).refusal

@@ -3,7 +3,6 @@ folders.
 """
 
 import shutil
-import xml.etree.ElementTree as ET
 
 import numpy as np
 import pytest
@@ -36,30 +35,20 @@ FIGURES = {
 }
 
 
-def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli, tmp_path):
+def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli):
     conditions = []
     for text, value in FIGURES.items():
         beyond, within = (
             value * (1 + step * (1 if text.endswith("<") else -1)) for step in (1e-9, -1e-9)
         )
         conditions += [f"{text}{beyond:.15g}", f"{text}{within:.15g}"]
-    done = cli(
-        "compare",
-        RANK,
-        "--fail-on",
-        ",".join(conditions),
-        "--json",
-        "--junit",
-        tmp_path / "gate.xml",
-    )
+    done = cli("compare", RANK, "--fail-on", ",".join(conditions), "--json")
     assert done.returncode == 1
     gate = done.json["gate"]
     assert [each["outcome"] for each in gate["conditions"]] == ["failed", "passed"] * len(FIGURES)
     values = [each["figure"] for each in gate["conditions"][::2]]
     assert values == pytest.approx(list(FIGURES.values()), rel=1e-9)
     assert gate["worst"]["max_abs"] == np.abs(R).max()
-    (suite,) = ET.parse(tmp_path / "gate.xml").getroot()
-    assert (suite.attrib["tests"], suite.attrib["failures"]) == ("6", "3")
 
 
 def test_a_framework_has_its_own_figures(cli):

@@ -19,12 +19,17 @@ from tests.places import ROLLOUTS, ROOT
 COLORS = np.array([ImageColor.getrgb(color) for _, color in ULPS])
 
 
-def plot(path):
-    """The plot in the picture of a run's first pair. [rows, columns, 3] int"""
+def picture(path):
+    """The picture of a run's first pair."""
     with RunReader(path) as run:
         image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
     assert (image.format, image.size) == ("PNG", SIZE)
-    return np.asarray(image.convert("RGB").crop(PLOT)).astype(int)
+    return image.convert("RGB")
+
+
+def plot(path):
+    """The plot in it. [rows, columns, 3] int"""
+    return np.asarray(picture(path).crop(PLOT)).astype(int)
 
 
 def cells_of(pixels, rows, columns):
@@ -98,10 +103,9 @@ def test_an_identical_pair_is_an_empty_plot():
 def test_the_title_names_the_variant_before_the_reference(tmp_path):
     header = header_of("float32", (2,), 64)
     rows = np.zeros((2, 64), np.uint32)
-    with RunReader(write_run(Store(tmp_path), header, [rows, rows])) as run:
-        image = Image.open(io.BytesIO(png_file(run, run.pairs[0])))
+    image = picture(write_run(Store(tmp_path), header, [rows, rows]))
     expected = Image.new("RGB", SIZE, "white")
     font = ImageFont.load_default(20)
     ImageDraw.Draw(expected).text((16, 10), "Identical: side_1 vs side_0", "#1A1C20", font)
     head = (0, 0, SIZE[0], 38)
-    assert np.array_equal(image.convert("RGB").crop(head), expected.crop(head))
+    assert np.array_equal(image.crop(head), expected.crop(head))

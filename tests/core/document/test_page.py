@@ -236,7 +236,7 @@ def test_a_single_differing_logit_is_seen_in_the_heatmap(place, tmp_path):
 
 def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path):
     header = header_of("bfloat16", (500,), 4096, sides=4)
-    path = write_run(Store(tmp_path), header, calm_sides(header))
+    path = write_run(Store(tmp_path), header)
     with RunReader(path) as run:
         text = html_file(run)
     assert len(text.encode()) <= 3_000_000
@@ -248,7 +248,7 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
 
 def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
     header = header_of("bfloat16", (900,), 64, sides=4)
-    path = write_run(Store(tmp_path), header, calm_sides(header))
+    path = write_run(Store(tmp_path), header)
     small = sections.Size(600, 5, 500_000)
     for module in (page, sections):
         monkeypatch.setattr(module, "FILE", small)

@@ -212,14 +212,6 @@ def test_what_an_engine_started_is_ended_with_it(adapter):
     until(lambda: not is_there(child))
 
 
-def test_secrets_of_the_server_are_not_handed_to_an_engine(adapter, monkeypatch):
-    monkeypatch.setenv("ULPSCOPE_PUSH_TOKEN", "hidden")
-    process = adapter(
-        "said['names'] = sorted(os.environ)\nserve(hello, lambda request: (said, None))",
-    )
-    assert "ULPSCOPE_PUSH_TOKEN" not in process.load({})["names"]
-
-
 # ---- what an engine says of itself
 
 

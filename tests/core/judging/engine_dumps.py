@@ -28,24 +28,26 @@ def states(seed=0):
     return rounded(leaning + noise), head
 
 
+def parts_of(x, head, order, count):
+    """The product as addends, of columns of x in a drawn order. [ROWS, VOCAB] each"""
+    places = np.random.default_rng(order).permutation(x.shape[1])
+    for part in np.array_split(places, count):
+        yield x[:, part] @ head[part]
+
+
 def in_float32(x, head, order):
     """The product in float32, summed in a drawn order. [ROWS, VOCAB]"""
-    places = np.random.default_rng(order).permutation(x.shape[1])
-    total = np.zeros((len(x), head.shape[1]), np.float32)
-    for part in np.array_split(places, 16):
-        total += x[:, part].astype(np.float32) @ head[part].astype(np.float32)
-    return total
+    return sum(parts_of(x.astype(np.float32), head.astype(np.float32), order, 16))
 
 
 def in_bfloat16(x, head, order):
     """Partial sums rounded to bfloat16, as a split reduction does, in float32 clothing. [ROWS,
     VOCAB]
     """
-    places = np.random.default_rng(order).permutation(x.shape[1])
-    total = np.zeros((len(x), head.shape[1]), np.float32)
-    for part in np.array_split(places, 8):
-        total = rounded(total + x[:, part] @ head[part]).astype(np.float32)
-    return total
+    total = 0.0
+    for part in parts_of(x, head, order, 8):
+        total = rounded(total + part)
+    return total.astype(np.float32)
 
 
 def with_fault(x, rows=slice(None), factor=1.02):

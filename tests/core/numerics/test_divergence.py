@@ -1,6 +1,4 @@
-"""The kernel against the slow oracle, on rows of every kind, in every format; and faults that the
-comparison must catch.
-"""
+"""The kernel against the slow oracle, on rows of every kind, in every format."""
 
 import dataclasses
 from concurrent.futures import ThreadPoolExecutor
@@ -11,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from core.numerics.divergence import ROWS_A_TASK, compare
-from core.numerics.formats import BFLOAT16, FLOAT16, FLOAT32
+from core.numerics.formats import BFLOAT16, FLOAT32
 from core.numerics.kernel import compare_rows
 from tests.core.numerics.oracle import differences, expected_figures
 from tests.core.numerics.rows import ALL_FORMATS, FINITE_KINDS, KINDS, rows_of_all_kinds
@@ -96,42 +94,6 @@ def test_a_flip_beyond_twice_the_largest_difference_is_impossible(seed, fmt):
     assert not (figures.is_flip & ~figures.could_flip).any()
 
 
-# Planted faults: what a plausible wrong implementation would have said. Each must be seen, under
-# the names it spoils.
-
-
-FAULTS = {
-    "kl": lambda a, b, figures: {"kl": compare(b, a, FLOAT16).kl},
-    "neq": lambda a, b, figures: {"neq": np.count_nonzero(a != b, axis=1)},
-    # cells of 31 tokens
-    "group_ulps": lambda a, b, figures: {
-        "group_ulps": compare(
-            np.roll(a, 1, axis=1),
-            np.roll(b, 1, axis=1),
-            FLOAT16,
-        ).group_ulps,
-    },
-    "histogram": lambda a, b, figures: {
-        "distances": np.where(np.arange(65552) == 0, 0, figures.distances),
-    },
-}
-
-
-@pytest.mark.parametrize("spoilt", FAULTS)
-def test_a_planted_fault_is_seen(spoilt):
-    a, b = rows_of_all_kinds(
-        seed=11,
-        rows=3 * len(KINDS),
-        vocab=100,
-        fmt=FLOAT16,
-    )
-    figures = compare(a, b, FLOAT16)
-    want = expected_figures(a, b, FLOAT16)
-    assert differences(figures, want) == []
-    faulty = dataclasses.replace(figures, **FAULTS[spoilt](a, b, figures))
-    assert spoilt in differences(faulty, want)
-
-
 def test_four_threads_at_once_get_what_each_gets_alone():
     jobs = [
         (
@@ -148,5 +110,3 @@ def test_four_threads_at_once_get_what_each_gets_alone():
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(compared, jobs))
     np.testing.assert_equal(together, alone)
-    with pytest.raises(AssertionError):  # the twin: another seed differs
-        np.testing.assert_equal(alone[0], alone[3])

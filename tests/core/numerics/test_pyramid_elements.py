@@ -31,14 +31,17 @@ def test_cells_of_any_bit_patterns_are_those_of_the_values(fmt):
     finite = np.isfinite(x) & np.isfinite(y)
     is_same = (x == y) | (np.isnan(x) & np.isnan(y))
     ulps = pyramid.element_ulps(a, b, fmt)
-    differences = pyramid.element_row_ulps(a, b, fmt, np.ones(len(a)))
+    spacing = 2.0 ** np.arange(len(a))
+    differences = pyramid.element_row_ulps(a, b, fmt, spacing)
     expected = np.where(is_same, 0, np.iinfo(fmt.carrier).max)
     steps = oracle.ordinal(x[finite], fmt) - oracle.ordinal(y[finite], fmt)
     expected[finite] = np.abs(steps)
     assert ulps.dtype == fmt.carrier
     assert np.array_equal(ulps, expected)
     with np.errstate(all="ignore"):
-        exact = np.minimum(np.abs(x - y), np.finfo(np.float32).max)
+        exact = np.minimum(np.abs(x - y) / spacing[:, None], np.finfo(np.float32).max)
+    # what differs is never 0, however small it is beside its row
+    exact = np.where(exact > 0, np.maximum(exact, np.finfo(np.float32).smallest_subnormal), 0.0)
     found = differences.view(np.float32)
     assert np.array_equal(found[finite], exact[finite].astype(np.float32))
     assert np.array_equal(differences[~finite], np.where(is_same[~finite], 0, 0xFFFFFFFF))

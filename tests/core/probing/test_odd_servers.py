@@ -207,14 +207,18 @@ def test_ctrl_c_keeps_what_had_come_and_waits_for_nothing(cli, tmp_path):
         odd.good(handler, asked)
 
     before = signal.getsignal(signal.SIGINT)
-    run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, hang)
+    assert "answers to 1 prompt" in note_of_one_prompt(cli, tmp_path, hang)
     leave.set()
-    assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "answers to 1 prompt" in run.header.note
     assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_a_server_that_fails_later_does_not_take_what_it_had_sent_with_it(cli, tmp_path):
-    run, _ = stored(cli, tmp_path, odd.good, odd.good, odd.good, odd.error_500)
+    note = note_of_one_prompt(cli, tmp_path, odd.error_500)
+    assert "ended early (/v1/completions: the server answers 500" in note
+
+
+def note_of_one_prompt(cli, folder, act):
+    """The note of a run that has the answers to one of two prompts, as the second's is `act`."""
+    run, _ = stored(cli, folder, odd.good, odd.good, odd.good, act)
     assert [len(side.responses) for side in run.sides] == [1, 1]
-    assert "ended early (/v1/completions: the server answers 500" in run.header.note
+    return run.header.note

@@ -1,5 +1,5 @@
-"""A request for a probe is the same through the command line, and the command that a run keeps
-names no place.
+"""A request for a probe: what it types and plans, and that the command that a run keeps names no
+place. tests/core/test_capture_request.py has the way through the command line.
 """
 
 from dataclasses import replace
@@ -8,26 +8,8 @@ import pytest
 
 from core.errors import UsageError
 from core.probing.plan import Plan, ProbeRequest
-from tests.core.test_capture_request import read_back
-from tests.shell import words_of
 
 PLAIN = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
-REQUESTS = [
-    replace(PLAIN, **change)
-    for change in (
-        {},
-        {"prompts": ("-dash", ""), "prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl",)},
-        {"tests": "walk,load:3", "against": "https://other:1", "against_model": "b", "model": "a"},
-        {"top": 1, "tokens": 7, "max_requests": 5, "name": "-odd"},
-    )
-]
-
-
-@pytest.mark.parametrize("request_", REQUESTS)
-def test_arguments_the_typed_command_and_json_give_the_request_back(request_):
-    assert read_back(request_.arguments()) == request_
-    assert read_back(words_of(request_.typed())[1:]) == request_
-    assert ProbeRequest.from_json(request_.to_json()) == request_
 
 
 def test_what_stands_at_its_default_is_not_typed_and_the_address_is_the_servers():

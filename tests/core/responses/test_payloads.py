@@ -81,21 +81,6 @@ def test_a_real_answer_is_equal_to_itself_in_all_that_was_sent():
         assert pair.differing == 0
 
 
-def test_prompt_rows_score_the_token_after_them():
-    """Entry i of `prompt_logprobs` scores token i: the row of position i - 1; the last row is the
-    first generated.
-    """
-    found = one(sent("vllm"))
-    assert found.tokens == (4, 5, 6, 9)
-    assert places_of(found) == [0, 1, 2]
-    assert row_of(found, 0) == {7: -0.5, 8: -1.5, 5: -4.5}
-    assert found.rows.best.tolist() == [2, 1, 2]  # token 5 is ninth; -9999 is no value
-    assert found.rows.missing.tolist() == [0, 1, 0]
-    assert found.rows.targets.tolist() == [5, 6, 9]
-    assert found.generated_from == 2
-    assert found.keys == "token_id"
-
-
 def test_echoed_completions_begin_without_a_row():
     found = one(sent("echoed"))
     assert places_of(found) == [0, 1]
@@ -451,25 +436,27 @@ def test_lists_in_no_order_have_the_top_tokens_emitted_if_these_spell_the_text()
         one(chat_of(GREEDY, text="An apple pie"))
 
 
-def test_a_wrong_value_in_a_list_leaves_the_emitted_tokens():
-    rows = [
-        unsorted_row((2, "An", -0.2), (1, "no", -100.0), (3, "of", -3.5)),
-        unsorted_row((5, " a", -0.4), (4, " b", -2.0), (6, " c", -3.0)),
-    ]
-    found = one(chat_of(rows, text="another text"))
-    assert found.rows.targets.tolist() == [2, 5]
-    assert found.warnings == ()
+# vLLM puts the sampled token first, and the best after it in order
+SAMPLED = [
+    unsorted_row((1, " no", -3.0), (2, "An", -0.2), (3, "A", -2.0)),
+    unsorted_row((5, " apple", -0.3), (7, " ant", -1.5), (6, " ear", -2.5)),
+]
+WITH_A_WRONG_VALUE = [
+    unsorted_row((1, "An", -0.2), (2, "no", -100.0), (3, "of", -3.5)),
+    unsorted_row((5, " a", -0.4), (4, " b", -2.0), (6, " c", -3.0)),
+]
 
 
-@pytest.mark.parametrize("text", ["no apple", " no apple\nx", "something else", ""])
-def test_sampled_tokens_that_come_first_stay_emitted(text):
-    """vLLM puts the sampled token first, and the best after it in order; its text may lack what was
-    thought before.
-    """
-    rows = [
-        unsorted_row((1, " no", -3.0), (2, "An", -0.2), (3, "A", -2.0)),
-        unsorted_row((5, " apple", -0.3), (7, " ant", -1.5), (6, " ear", -2.5)),
-    ]
+@pytest.mark.parametrize(
+    ("rows", "text"),
+    [
+        *((SAMPLED, text) for text in ("no apple", "something else", "")),
+        # the text may lack what was thought before
+        (SAMPLED, " no apple\nx"),
+        (WITH_A_WRONG_VALUE, "another text"),
+    ],
+)
+def test_a_first_token_that_is_not_the_best_stays_emitted(rows, text):
     found = one(chat_of(rows, text=text))
     assert found.rows.targets.tolist() == [1, 5]
     assert found.warnings == ()

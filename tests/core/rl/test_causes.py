@@ -231,20 +231,22 @@ def test_a_few_whole_numbers_are_no_placeholders(side, rounded):
     assert explain_tokens(with_values(plain, **{side: rounded(own)})) == []
 
 
+def judged(tokens, largest):
+    """The verdict of tokens whose k3 is at most so large."""
+    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
+    return judge_tokens(TokenPair(1024, summary, largest, (None, None), tokens))
+
+
 def test_what_is_no_fault_does_not_hide_the_size():
     rollout = torch.tensor(PLAIN.trainer[::-1].copy()).bfloat16().double().numpy()
-    tokens = with_values(PLAIN, rollout=rollout)
-    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
-    verdict = judge_tokens(TokenPair(1024, summary, 3.25, (None, None), tokens))
+    verdict = judged(with_values(PLAIN, rollout=rollout), 3.25)
     assert verdict.name == "undecided"
     assert "3.25 nats, beyond what NeMo-RL calls normal" in verdict.because
 
 
 def test_log_ratios_in_place_of_values_are_a_suspected_bug():
-    tokens = with_values(PLAIN, trainer=np.random.default_rng(0).normal(0, 0.01, 1024))
-    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
-    verdict = judge_tokens(TokenPair(1024, summary, 100.0, (None, None), tokens))
-    assert verdict.name == "bug suspected"
+    ratios = np.random.default_rng(0).normal(0, 0.01, 1024)
+    assert judged(with_values(PLAIN, trainer=ratios), 100.0).name == "bug suspected"
 
 
 def test_certain_tokens_of_moved_values_are_no_placeholders():

@@ -101,6 +101,14 @@ def calm_sides(header, seed=0):
     return sides
 
 
+def sides_one_ulp_apart(header, row, token):
+    """Calm sides that differ in this element alone."""
+    same = calm_sides(header)[0]
+    moved = same.copy()
+    moved[row, token] ^= 1
+    return [same, moved]
+
+
 @contextmanager
 def writing(
     store,
@@ -115,8 +123,8 @@ def writing(
         yield writer
 
 
-def write_run(store, header, sides, run_id=None):
-    """Write whole sides at once; returns the file."""
+def write_run(store, header, sides=None, run_id=None):
+    """Write whole sides at once, by default calm ones; returns the file."""
     with writing(store, header, sides, run_id) as writer:
         return store.path_of(writer.finish())
 

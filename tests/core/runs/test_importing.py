@@ -124,17 +124,22 @@ REFUSED = {
 }
 
 
+def assert_refused(store, path, words):
+    """The file gets one sentence, and nothing is stored."""
+    with pytest.raises(StoreError) as refused:
+        import_run(store, path)
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+
+
 @pytest.mark.spread(4)
 @pytest.mark.parametrize("fault", REFUSED)
 def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, foreign_file):
     statements, words = REFUSED[fault]
     for statement in statements:
         damaged(foreign_file, statement)
-    with pytest.raises(StoreError) as refused:
-        import_run(store, foreign_file)
-    assert words in str(refused.value)
-    assert "\n" not in str(refused.value)
-    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+    assert_refused(store, foreign_file, words)
 
 
 def a_dump(path):
@@ -155,9 +160,7 @@ def half(path):
     ],
 )
 def test_what_is_no_run_file_is_one_sentence(change, words, store, foreign_file):
-    with pytest.raises(StoreError, match=words):
-        import_run(store, change(foreign_file))
-    assert not store.directory.exists() or list(store.directory.iterdir()) == []
+    assert_refused(store, change(foreign_file), words)
 
 
 def test_without_room_nothing_is_imported(store, foreign_file, monkeypatch):

@@ -44,7 +44,8 @@ if __name__ == "__main__":
     if address:
         outcomes = compute_on_ray(cells, task, Store(Path(folder)), address)
     else:
-        outcomes = compute_here(cells, task)
+        # two workers, as the cluster has: both cells that wait are running at the kill
+        outcomes = compute_here(cells, task, jobs=2)
     for outcome in outcomes:
         print(outcome.run_id, flush=True)
 """
@@ -152,20 +153,10 @@ def test_closing_a_sweep_ends_its_workers_and_nothing_half_is_visible(store, cel
 
 
 def _driver(tmp_path, plan, store, address=""):
-    (tmp_path / "driver.py").write_text(DRIVER)
-    command = [
-        sys.executable,
-        str(tmp_path / "driver.py"),
-        str(plan),
-        str(store.directory),
-        address,
-    ]
-    path = os.pathsep.join(
-        filter(
-            None,
-            (str(ROOT), os.environ.get("PYTHONPATH")),
-        )
-    )
+    program = tmp_path / "driver.py"
+    program.write_text(DRIVER)
+    command = [sys.executable, str(program), str(plan), str(store.directory), address]
+    path = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
     return subprocess.Popen(
         command,
         cwd=ROOT,
@@ -174,27 +165,19 @@ def _driver(tmp_path, plan, store, address=""):
     )
 
 
-def test_a_killed_driver_loses_nothing_and_computes_nothing_twice(store, plan_file, tmp_path):
-    """SIGKILL: it tidies up nothing, and its worker ends by itself."""
-    plan = plan_file(paths=["p1", "p2", "wait", "p3"])
-    with _driver(tmp_path, plan, store) as driver:
-        until(lambda: Ledger(store).running() and len(store.cells()) == 2)
-        os.kill(driver.pid, signal.SIGKILL)
-    until(lambda: not Ledger(store).running())
-    (store.directory / "go").touch()
-    _assert_all_once(_outcomes(read_plan(plan).cells, store), store, 4)
-
-
-@pytest.mark.thorough
-def test_a_killed_driver_on_ray_loses_nothing_and_computes_nothing_twice(
-    cluster,
+@pytest.mark.parametrize("place", ["here", *thorough(["cluster"])])
+def test_a_killed_driver_loses_nothing_and_computes_nothing_twice(
+    place,
+    request,
     store,
     plan_file,
     tmp_path,
 ):
+    """SIGKILL: it tidies up nothing, and its workers end by themselves."""
+    cluster = None if place == "here" else request.getfixturevalue(place)
     plan = plan_file(paths=["p1", "wait", "p2"], prompts=BOTH)
     cells = read_plan(plan).cells
-    with _driver(tmp_path, plan, store, cluster.address) as driver:
+    with _driver(tmp_path, plan, store, cluster.address if cluster else "") as driver:
         until(lambda: Ledger(store).running() == _waiting(cells))
         there = store.cells()
         os.kill(driver.pid, signal.SIGKILL)

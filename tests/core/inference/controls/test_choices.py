@@ -21,7 +21,7 @@ from core.inference.controls.judge_model import judge
 from core.inference.paths.engines import PLAIN, divergence_of, side_of
 from core.verdict import BUG_SUSPECTED, ROUNDING, UNDECIDED
 from tests.core.evidence import rows_of
-from tests.core.inference.odd_models import deepseek_v32
+from tests.core.inference.odd_models import deepseek_v32, topk_by_sort
 
 # keys of a query, fewer than the prompts have
 FEW = 8
@@ -169,13 +169,8 @@ def test_an_indexer_whose_choices_are_out_of_sight_stays_undecided():
     """All of the difference may be near ties, even if it is large."""
     loaded = model_of(deepseek_v32(FEW))
 
-    def by_sort(scores, k, dim=-1, **_):
-        values, ids = scores.sort(dim=dim, descending=True)
-        k = min(k + 1, scores.shape[dim])
-        return torch.return_types.topk((values.narrow(dim, 0, k), ids.narrow(dim, 0, k)))
-
     def of_one_more(model, ids):
-        with replaced(torch.Tensor, "topk", by_sort):
+        with replaced(torch.Tensor, "topk", topk_by_sort(more=1)):
             return prefill(model, ids)
 
     verdict = judge(loaded, tiny_prompts(loaded), variant=of_one_more)

@@ -14,6 +14,7 @@ from benchmarks.verdicts.variations import in_two_halves
 from core.evidence import FAILED, FLOAT32, NOTED, PASSED
 from core.inference.models.dtypes import WIDENING, in_float64
 from tests.core.evidence import rows_of
+from tests.core.inference.odd_models import topk_by_sort
 from tests.core.inference.paths.test_modifiers import state
 
 pytestmark = pytest.mark.model
@@ -99,12 +100,8 @@ def test_experts_of_an_engine_that_answers_in_float32_are_rounding_and_its_fault
 def sorting(engine):
     """The engine with a router that sorts its scores, so that its choices cannot be followed."""
 
-    def by_sort(scores, k, dim=-1, **_):
-        values, ids = scores.sort(dim=dim, descending=True)
-        return values.narrow(dim, 0, k), ids.narrow(dim, 0, k)
-
     def sorts(model, ids):
-        with replaced(torch, "topk", by_sort):
+        with replaced(torch, "topk", topk_by_sort()):
             return engine(model, ids)
 
     return sorts

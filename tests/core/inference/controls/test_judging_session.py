@@ -74,25 +74,17 @@ def test_a_capture_counts_as_one_of_the_calls_that_a_side_has_to_repeat_itself_i
     loaded = tiny_model("llama", "float32")
     prompt = tiny_prompts(loaded)[0][:8]
     captured = [digest_of(loaded, [prompt], side_of(path)) for path in ("prefill", "decode")]
-    plain = judge(loaded, [prompt], reference="prefill", variant="decode")
+
+    def judged(*digests):
+        asked = {"reference": "prefill", "variant": "decode", "digests": digests or None}
+        return judge(loaded, [prompt], **asked)
+
+    plain = judged()
     with counted(loaded, columns=1) as seen:
-        found = judge(
-            loaded,
-            [prompt],
-            reference="prefill",
-            variant="decode",
-            digests=(captured[0], captured[1]),
-        )
-    assert found == plain
+        assert judged(*captured) == plain
     assert len(seen) == 8
     # the twin: a capture whose variant had other bits, as an engine's first call may
-    other = judge(
-        loaded,
-        [prompt],
-        reference="prefill",
-        variant="decode",
-        digests=(captured[0], captured[0]),
-    )
+    other = judged(captured[0], captured[0])
     assert other.name == "nondeterministic"
     (rerun,) = [row.figures for row in other.evidence if row.check is AGAIN]
     assert rerun == RerunFigures(not_repeatable=("decode",))

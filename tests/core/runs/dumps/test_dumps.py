@@ -7,6 +7,7 @@ import tracemalloc
 import ml_dtypes
 import numpy as np
 import pytest
+import torch
 from safetensors.numpy import save_file
 from scipy.special import log_softmax
 
@@ -53,6 +54,13 @@ def write_form(form, folder, sides, dtype):
         case "safetensors":
             save_file(sides, whole)
             return [whole]
+        case "torch":
+            # which takes no bfloat16 of numpy
+            carriers = {key: torch.from_numpy(bits_of(side)) for key, side in sides.items()}
+            torch.save(
+                {key: bits.view(getattr(torch, dtype)) for key, bits in carriers.items()}, whole
+            )
+            return [whole]
         case "pair of safetensors":
             for path, side in each.items():
                 save_file({"logits": side}, path)
@@ -66,7 +74,7 @@ def write_form(form, folder, sides, dtype):
 @pytest.mark.parametrize("dtype", VALUES)
 @pytest.mark.parametrize(
     "form",
-    ["npz", "npz deflated", "safetensors", "npy", "pair of safetensors", "upcast", ">"],
+    ["npz", "npz deflated", "safetensors", "torch", "npy", "pair of safetensors", "upcast", ">"],
 )
 def test_every_form_gives_the_same_bits(tmp_path, dtype, form):
     sides = {"reference": logits(1, dtype=dtype), "variant": logits(2, dtype=dtype)}

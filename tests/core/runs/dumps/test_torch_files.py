@@ -31,16 +31,6 @@ def saved(tmp_path, value, name="dump.pt"):
     return tmp_path / name
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
-def test_a_dict_of_tensors_is_a_dump_of_its_sides(tmp_path, dtype):
-    sides = {"reference": logits(1, dtype), "variant": logits(2, dtype)}
-    with open_dump([saved(tmp_path, sides)]) as dump:
-        assert names_of(dump) == list(sides)
-        assert dump.compute_dtype == str(dtype).removeprefix("torch.")
-        for bits, tensor in zip(bits_in(dump), sides.values(), strict=True):
-            assert np.array_equal(bits, bits_of(tensor))
-
-
 VIEWS = {
     "later rows of a cut vocabulary": lambda t: t[2 : 2 + ROWS, :VOCAB],
     "every other row": lambda t: t[::2, 3 : 3 + VOCAB],

@@ -10,9 +10,7 @@ import numpy as np
 import pytest
 
 from core.errors import CaptureError, StoreError, UsageError
-from core.numerics import pyramid
 from core.numerics.divergence import compare, histogram_of
-from core.numerics.formats import ordinals
 from core.numerics.metrics import METRICS
 from core.runs.file.records import Prompt, Provenance, RunHeader, SideHeader
 from core.runs.reader import RunReader
@@ -146,7 +144,7 @@ def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_po
 
 def test_every_column_says_what_it_means(store):
     header = header_of()
-    with _shell(write_run(store, header, calm_sides(header))) as shell:
+    with _shell(write_run(store, header)) as shell:
         columns = shell.sql(
             "SELECT table_name, column_name, comment FROM duckdb_columns() WHERE NOT internal",
         ).fetchall()
@@ -185,30 +183,6 @@ def test_the_reference_far_ahead_gives_the_same_file_as_sides_in_step(make, stor
     sides[1] = sides[1].copy()
     sides[1][4, 4] ^= 1
     assert _contents(write_run(store, header, sides))["logits"] != _contents(ahead)["logits"]
-
-
-@pytest.mark.spread(1)
-@pytest.mark.parametrize("lengths", [(1,), (5, 411)])
-def test_every_level_of_the_heatmap_is_the_maximum_over_its_cells(lengths, store):
-    # 1032 cells of 32 tokens: more than one level
-    header = header_of("bfloat16", lengths, 33000, 2)
-    sides = calm_sides(header)
-    sides[1][-1, 32999] = sides[0][-1, 32999] + 500
-    ulps = np.abs(ordinals(sides[0], header.format) - ordinals(sides[1], header.format))
-    with RunReader(write_run(store, header, sides)) as run:
-        assert run.levels() == range(2)
-        for level in run.levels():
-            span, tokens = pyramid.cell_shape(level)
-            expected = np.maximum.reduceat(ulps, np.arange(0, header.rows, span), axis=0)
-            expected = np.maximum.reduceat(expected, np.arange(0, header.vocab, tokens), axis=1)
-            assert np.array_equal(run.stored_cells("ulps", 0, level, (0, header.rows)), expected)
-            last = run.stored_cells("ulps", 0, level, (header.rows - 1, header.rows))
-            assert last[-1, -1] == 500  # one element stays visible
-            middle = (header.rows // 2, header.rows // 2 + 1)
-            assert np.array_equal(
-                run.stored_cells("ulps", 0, level, middle)[0],
-                expected[middle[0] // span],
-            )
 
 
 @pytest.mark.parametrize(
@@ -265,7 +239,7 @@ def test_odd_texts_and_numbers_come_back_as_they_were(store):
     sides = (SideHeader("日本", "decode+batch:8", "bfloat16"), SideHeader("it's", "", "float32"))
     vocabulary = dict(enumerate(ODD_TEXTS))
     header = RunHeader(ODD_TEXTS[3], "bfloat16", 300, (prompt,), sides, about, vocabulary, created)
-    with RunReader(write_run(store, header, calm_sides(header))) as run:
+    with RunReader(write_run(store, header)) as run:
         assert run.header.prompts == (prompt,)
         assert run.header.sides == sides
         assert run.header.provenance == about
@@ -288,20 +262,6 @@ def test_a_token_that_cannot_be_stored_is_refused_before_the_first_logit(prompt,
     with pytest.raises(StoreError, match="cannot be stored"):
         RunWriter(store, RunHeader("x", "bfloat16", 300, (prompt,), sides, Provenance("upload")))
     assert list(store.directory.iterdir()) == []
-
-
-def test_bit_identical_sides_share_a_class_and_others_do_not(store):
-    header = header_of(sides=4)
-    a, b, *_ = calm_sides(header)
-    with RunReader(
-        write_run(
-            store,
-            header,
-            [a, b, a.copy(), b.copy()],
-        )
-    ) as run:
-        assert run.classes == [["side_0", "side_2"], ["side_1", "side_3"]]
-        assert [pair.summary.bit_identical for pair in run.pairs] == [False, True, False]
 
 
 def test_rows_out_of_order_or_of_another_shape_are_refused(store):

@@ -15,8 +15,8 @@ SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
 
 
-def by_hand(run, pair, row):
-    """The derived columns of one row, from every logit of both sides."""
+def assert_as_by_hand(run, pair, row):
+    """The derived columns of one row are those of all logits of both sides."""
     logits, order = {}, {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
         bits = run.at(index, row["prompt"], row["position"])
@@ -34,7 +34,8 @@ def by_hand(run, pair, row):
             share["variant"][token] - share["reference"][token]
         )
         expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
-    return expected
+    for column, value in expected.items():
+        assert row[column] == pytest.approx(value, abs=1e-9), column
 
 
 def far_flips(store):
@@ -75,8 +76,7 @@ def test_ranks_and_probabilities_are_those_of_the_whole_logits(name, near_ties):
             place = ["prompt", "position"]
             assert found[place].values.tolist() == positions.loc[chosen, place].values.tolist()
             for _, row in found.iterrows():
-                for column, expected in by_hand(run, pair, row).items():
-                    assert row[column] == pytest.approx(expected, abs=1e-9), column
+                assert_as_by_hand(run, pair, row)
                 assert row["reference_text"] == run.vocabulary[row["reference_token"]]
 
 
@@ -87,8 +87,7 @@ def test_tokens_beyond_the_stored_best_are_read_from_the_logits(store):
         # or nothing beyond the stored ones was asked for
         assert found["reference_token_variant_rank"].min() > 20
         for _, row in found.iterrows():
-            for column, expected in by_hand(run, 0, row).items():
-                assert row[column] == pytest.approx(expected, abs=1e-9), column
+            assert_as_by_hand(run, 0, row)
 
 
 def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(store, monkeypatch):

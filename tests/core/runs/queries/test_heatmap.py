@@ -9,7 +9,8 @@ import pytest
 
 from core.checks.pair import OWN_PAIR, WIDE_PAIR
 from core.errors import UsageError
-from core.numerics.formats import ordinals, values_of
+from core.numerics import pyramid
+from core.numerics.formats import values_of
 from core.runs.queries import heatmap
 from core.runs.queries.heatmap import (
     MEASURES,
@@ -24,7 +25,13 @@ from core.runs.reader import RunReader
 from core.runs.store.store import Store
 from tests.core.numerics.oracle import spacing
 from tests.core.runs.judged_runs import judged_run, ratio_row
-from tests.core.runs.made_runs import bits_of_sides, calm_sides, header_of, write_run
+from tests.core.runs.made_runs import (
+    bits_of_sides,
+    calm_sides,
+    header_of,
+    sides_one_ulp_apart,
+    write_run,
+)
 from tests.covering import few
 
 LENGTHS, VOCAB = (
@@ -50,45 +57,20 @@ def opened(request, tmp_path_factory):
         yield run, sides
 
 
-def slow_elements(sides, fmt, order, measure):
-    """Distances of single elements from the definition, columns in the asked order. [rows,
-    vocab]
-    """
-    a, b = (values_of(side, fmt) for side in sides)
-    both_finite = np.isfinite(a) & np.isfinite(b)
-    with np.errstate(all="ignore"):
-        is_same = (a == b) | (np.isnan(a) & np.isnan(b))
-        if measure == "ulps":
-            found = np.abs(ordinals(sides[0], fmt) - ordinals(sides[1], fmt)).astype(np.uint64)
-            mark = (1 << fmt.bits) - 1
-        elif measure == "row_ulps":
-            largest = [np.abs(row[np.isfinite(row)]).max(initial=0.0) for row in a]
-            steps = np.array([spacing(float(value), fmt) for value in largest])
-            cells = np.abs(a.astype(np.float64) - b) / steps[:, None]
-            cells = np.where(
-                cells > 0,
-                np.clip(cells, np.finfo(np.float32).smallest_subnormal, None),
-                0.0,
-            )
-            found = cells.astype(np.float32).view(np.uint32).astype(np.uint64)
-            mark = 0xFFFFFFFF
-        else:
-            found = np.abs(a - b).view(np.uint32).astype(np.uint64)
-            mark = 0xFFFFFFFF
-    found = np.where(both_finite, found, np.where(is_same, 0, mark)).astype(np.uint64)
+def elements_of(sides, fmt, order, measure):
+    """Distances of single elements, columns in the asked order. [rows, vocab]"""
+    # numerics/test_pyramid_elements.py has these functions against definitions and numpy's sort
     if order == "rank":
-        with np.errstate(invalid="ignore"):
-            last = np.where(
-                np.isnan(a),
-                np.inf,
-                -a.astype(np.float64),
-            )
-        # Largest first, equal ones by id (a stable sort), NaN after -inf.
-        ranks = np.stack(
-            [np.lexsort((row, np.isnan(values))) for row, values in zip(last, a, strict=True)],
-        )
-        found = np.take_along_axis(found, ranks, 1)
-    return found
+        ranks = pyramid.descending(sides[0], fmt)
+        sides = [np.take_along_axis(bits, ranks, 1) for bits in sides]
+    if measure == "ulps":
+        return pyramid.element_ulps(*sides, fmt)
+    steps = np.ones(len(sides[0]))
+    if measure == "row_ulps":
+        values = np.abs(values_of(sides[0], fmt))
+        largest = values.max(axis=1, where=np.isfinite(values), initial=0.0)
+        steps = np.array([spacing(float(value), fmt) for value in largest])
+    return pyramid.element_row_ulps(*sides, fmt, steps)
 
 
 def slow_tile(elements, tile):
@@ -137,7 +119,7 @@ def tiles_of(run):
 )
 def test_every_cell_is_the_maximum_of_the_elements_it_covers(opened, order, measure):
     run, sides = opened
-    elements = slow_elements(sides, run.header.format, order, measure)
+    elements = elements_of(sides[:2], run.header.format, order, measure)
     kept = {}
     for tile in tiles_of(run):
         got = tile_cells(
@@ -157,9 +139,7 @@ ROW, TOKEN = 137, 20011
 @pytest.fixture(scope="module")
 def one_differs(tmp_path_factory):
     header = header_of("bfloat16", LENGTHS, VOCAB)
-    sides = calm_sides(header)
-    sides[1] = sides[0].copy()
-    sides[1][ROW, TOKEN] ^= 1
+    sides = sides_one_ulp_apart(header, ROW, TOKEN)
     with RunReader(write_run(Store(tmp_path_factory.mktemp("one")), header, sides)) as run:
         yield run
 

@@ -139,27 +139,14 @@ def test_a_flip_with_an_undefined_margin_counts(tmp_path):
     assert outcome.figure == 2
 
 
-def test_kl_that_is_undefined_where_the_sides_differ_never_passes(tmp_path):
-    inf = np.inf
-    rows = [[0.0, 1, 2], [0.0, 1, 2], [0.0, 1, 2]]
-    (pair,), _ = made(
-        tmp_path,
-        reference=rows,
-        variant=[[0.0, 1, 2], [-inf, 1, 2], [0.0, 1, 2]],
-    )
-    outcome = judged("kl>1000", pair)
-    assert outcome.outcome == FAILED
-    assert "1 of 3 positions" in outcome.says
-    assert outcome.worst["position"] == 1
-
-
-def test_kl_that_is_undefined_where_the_sides_are_equal_is_left_out_and_said(tmp_path):
-    """The twin: +inf on both sides has no KL either, but nothing differs."""
-    rows = [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
-    (pair,), _ = made(tmp_path, reference=rows, variant=rows)
-    outcome = judged("kl>0", pair)
-    assert outcome.outcome == PASSED
-    assert "1 of 3 positions with" in outcome.says
+def test_undefined_kl_fails_where_the_sides_differ_and_is_left_out_where_they_are_equal(tmp_path):
+    calm, endless = [[0.0, 1, 2]] * 3, [[0.0, 1, 2], [np.inf, 1, 2], [0.0, 1, 2]]
+    (differing, equal), _ = made(tmp_path, reference=endless, variant=calm, same=endless)
+    failed, passed = judged("kl>1000", differing), judged("kl>0", equal)
+    assert (failed.outcome, passed.outcome) == (FAILED, PASSED)
+    assert "1 of 3 positions" in failed.says
+    assert failed.worst["position"] == 1
+    assert "1 of 3 positions with" in passed.says
 
 
 @pytest.mark.parametrize("text", ["rms>1000", "max-abs>1000", "ulps:99999999", "bits", "kl>1000"])

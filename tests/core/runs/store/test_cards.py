@@ -268,7 +268,7 @@ def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path):
     untold = Prompt(4, (1, 2, 3, 4))
     header = header_of(lengths=(3, 2), vocab=16)
     header = replace(header, prompts=(long, untold, Prompt(2, (1, 2), (" Ünder", "lined"))))
-    path = write_run(Store(tmp_path), header, calm_sides(header))
+    path = write_run(Store(tmp_path), header)
     foreign = tmp_path / "foreign.duckdb"
     foreign.write_text("no run")
     texts = prompt_texts([path, foreign])
