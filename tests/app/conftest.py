@@ -3,6 +3,7 @@ it.
 """
 
 import gc
+import sys
 from functools import cache, partial
 from pathlib import Path
 
@@ -26,6 +27,12 @@ def emptied_caches():
     yield
     st.cache_resource.clear()
     gc.collect()
+
+
+@pytest.fixture(autouse=True)
+def main_stays(monkeypatch):
+    # a script of AppTest takes its place, and processes that later tests spawn would run it
+    monkeypatch.setitem(sys.modules, "__main__", sys.modules["__main__"])
 
 
 @pytest.fixture(scope="session")
