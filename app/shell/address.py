@@ -59,9 +59,13 @@ def settle_settings(page: str, view: View | None) -> None:
     of = navigation.PAGE_OF[page]
     # The open tab first: it says which settings follow.
     if of.tabs:
+        is_linked = selection.is_linked(of.tab.name)
         _settle([of.tab])
-        if tabs := shown_tabs(of, view):
-            selection.settle(of.tab.key, [tab.title for tab in tabs])
+        if titles := [tab.title for tab in shown_tabs(of, view)]:
+            asked = st.session_state[of.tab.key]
+            if is_linked and asked not in titles:
+                selection.complain(f"This run has no data for {asked}; {titles[0]} is open.")
+            selection.settle(of.tab.key, titles)
     _settle(of.settings_with(st.session_state.get(of.tab.key)))
 
 

@@ -88,6 +88,16 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
 }
 
 
+@pytest.mark.parametrize(
+    ("tab", "title", "count"),
+    [("choices", "Layers", 1), ("kernels", "Kernels", 0)],
+)
+def test_a_link_to_a_tab_without_data_says_which_one_is_open(tab, title, count):
+    app = followed("internals", run="where-it-starts", tab=tab)
+    assert app.session_state["internals_tab"] == title
+    assert len(app.warning) == count
+
+
 @pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sentence):
     app = followed("overview", **link)
