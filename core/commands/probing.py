@@ -141,7 +141,7 @@ def probe(
         print_note(note)
     if as_json_:
         answer = {"run_id": run_ids[0], "runs": run_ids, "notes": probed.notes}
-        print_json(answer | ({"gate": gate.as_json()} if gate else {}))
+        print_json(answer | ({"gate": gate.as_json()} if gate is not None else {}))
     else:
         for run_id in run_ids:
             with RunReader(target.path_of(run_id)) as run:
