@@ -104,15 +104,24 @@ def select_row(table: DataFrame, key: str) -> None:
     and position.
     """
     # In a callback: what the element returns would select only after the sidebar was drawn.
-    for place in clicked_rows(key):
+    view = current_view()
+    for place in _all_clicked(key):
         row = table.iloc[place]
-        select(prompt=int(row["prompt"]), position=int(row["position"]))
+        here = int(row["prompt"]), int(row["position"])
+        # a row that is marked stays so beside a cell that is clicked
+        if view is None or here != (view.prompt, view.position):
+            select(prompt=here[0], position=here[1])
 
 
 def clicked_rows(key: str) -> list[int]:
     """Return the clicked row of the table `key`, if there is one."""
+    return _all_clicked(key)[:1]
+
+
+def _all_clicked(key: str) -> list[int]:
+    """Return the rows that are selected, and those of cells that are."""
     clicked = st.session_state[key]["selection"]
-    return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))][:1]
+    return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
 
 
 def mark_row(table: DataFrame, key: str) -> None:
