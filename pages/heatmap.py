@@ -90,7 +90,7 @@ else:
     tables.draw(listing, "worst", 12, header.unit)
     says = (
         f"{plural(len(worst), 'logit')} of this position with the largest {by} of {view.dtype},"
-        " exact values."
+        " to the nine digits that tell float32 values apart."
     )
     st.caption(header.worded(says))
 files = {

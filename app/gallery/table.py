@@ -35,7 +35,8 @@ COLUMNS = {
     "x floor": st.column_config.NumberColumn(
         "x noise floor",
         format=f"{_FIGURE}x",
-        help="RMS of the difference over RMS of the noise floor; rounding: up to 4",
+        help="RMS of the difference over RMS of the noise floor, in the dtype that decides, mostly"
+        " float32; rounding: up to 4",
         width=102,
     ),
     "flips": st.column_config.NumberColumn(

@@ -65,7 +65,7 @@ class Axes extends Drawing {
     }
     draw.textAlign = "center";
     draw.textBaseline = "top";
-    for (const tick of ticks(view.x0 + shift, view.x1 + shift, plot.width / 90)) {
+    for (const tick of ticks(view.x0 + shift, view.x1 + shift, plot.width / 60)) {
       const place = x(tick - shift + 0.5);
       if (place > right) continue;
       draw.fillText(grouped(tick), place, bottom + 14);

@@ -126,7 +126,9 @@ def _beyond_floor(table: DataFrame, dtype: str) -> tuple[str, str]:
         title += f" in {dtype}: at most {multiple(furthest.ratio)},"
         title += f" `{widgets.code(furthest.module)}`"
     about = "Dashed: the noise floor of reduction orders alone, and the limit of noise at"
-    about += f" {BEYOND_FLOOR:.0f}x. The checks of a verdict in 16 bits add rounding."
+    about += (
+        f" {BEYOND_FLOOR:.0f}x. The checks of a verdict in 16 bits allow more: they add rounding."
+    )
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
         about += (

@@ -68,6 +68,8 @@ def chart(view: selection.View, *, is_rollout: bool) -> None:
     if drawn["is_outlier"].any():
         limit = f"{number(checks[-1].position_ratio_allowed)}x the noise floor"
         sentences.append(f"Outlier: beyond {limit} in {floor_dtype}.")
+    if is_rollout:
+        sentences.append("Cut below the 5th percentile of |r|.")
     if drawn["max_abs"].eq(0).any():
         sentences.append("No point: equal there.")
     total = len(header.prompts)

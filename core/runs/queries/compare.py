@@ -169,6 +169,10 @@ def differing_inputs(run_pairs: Sequence[RunPair]) -> list[str]:
         if len(values) > 1:
             # a run may not name its model, and lists not their vocabulary
             texts.append(f"different {name}" if all(values) else f"unknown {name}")
+    # few runs say which
+    weights = {header.provenance.versions.get("weights") for header in headers} - {None}
+    if len(weights) > 1:
+        texts.append("different weights")
     return texts
 
 

@@ -141,6 +141,12 @@ def test_inputs_that_differ_or_are_unknown_are_named(tmp_path):
         "unknown vocabularies",
         "different units",
     ]
+    on_two_machines = (
+        RunReader(ROOT / "sample_runs" / f"{name}.duckdb")
+        for name in ("fresh-against-cached", "batches-on-an-h100")
+    )
+    pairs = [RunPair(run, run.pairs[0], run.positions(0)) for run in on_two_machines]
+    assert differing_inputs(pairs) == ["different tokens", "different weights"]
     assert differing_inputs([a, served]) == [
         "different tokens",
         "unknown models",
