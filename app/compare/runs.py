@@ -51,17 +51,18 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         without_curve = [letter for letter, share in shares if share.empty]
         figures = parts.figure_texts(pairs, letters)
-        return is_same, all_flips, differs.map(widgets.escape), figures, curves, without_curve
+        inputs = ", ".join(differing_inputs(pairs)).capitalize()
+        differs = differs.map(widgets.escape)
+        return is_same, all_flips, inputs, differs, figures, curves, without_curve
 
     # Of several files, so the key has the stamp of each.
     of = tuple((store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs)
     everything = store_cache.remember("compare", view.run, of, read)
-    is_same, all_flips, differs, figures, curves, without_curve = everything
+    is_same, all_flips, inputs, differs, figures, curves, without_curve = everything
     if len(pairs) == 1:
         st.info("There is no other run of this model; choose one to compare with.")
     else:
         notes = [shared_flips(pairs, all_flips)]
-        inputs = ", ".join(differing_inputs(pairs)).capitalize()
         if inputs:
             limit = ": compare rates only, not positions or flips" if is_same is False else ""
             # no caption: pale orange is too faint

@@ -151,7 +151,8 @@ def _delete(cards: Sequence[RunCard]) -> None:
         return
     what = ", ".join(gone.values()) if len(gone) == 1 else plural(len(gone), "run")
     until = time.monotonic() + UNDO_SECONDS
-    st.session_state["undo"] = list(gone), f"Deleted {what}.", until
+    opened = st.session_state.get("run")
+    st.session_state["undo"] = list(gone), f"Deleted {what}.", until, opened
     # A second click must not find another run under the same button.
     _untick()
     selection.new_run()
@@ -164,23 +165,23 @@ def _each(change: Callable[[str], None], run_ids: Iterable[str]) -> None:
             change(run_id)
 
 
-def _restore(run_ids: Sequence[str]) -> None:
-    """Restore deleted runs and select the first, as before the deletion."""
+def _restore(run_ids: Sequence[str], opened: str | None) -> None:
+    """Restore deleted runs and select the one that was open before the deletion."""
     _each(store_changes.restore, run_ids)
-    selection.new_run(run_ids[0])
+    selection.new_run(opened)
 
 
 def first_line(cards: Sequence[RunCard], trash: Sequence[DeletedRun]) -> None:
     """Draw the number of runs by verdict; in its place, for ten seconds, the last deletion of this
     viewer with a button that undoes it.
     """
-    run_ids, sentence, until = st.session_state.get("undo", ([], "", 0.0))
+    run_ids, sentence, until, opened = st.session_state.get("undo", ([], "", 0.0, None))
     deleted = [run.run_id for run in trash if run.run_id in run_ids]
 
     def undo() -> None:
         if time.monotonic() > until:
             st.rerun()
-        back = partial(_restore, deleted)
+        back = partial(_restore, deleted, opened)
         with st.container(horizontal=True, vertical_alignment="center", key="undo_line"):
             st.markdown(widgets.escape(sentence), width="content")
             # a click in a fragment draws the fragment alone

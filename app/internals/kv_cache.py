@@ -67,8 +67,9 @@ def draw(view: selection.View) -> None:
     judged = "Not judged: caches have no noise floor"
     if pair in run.pairs_with_layers:
         judged += "; Layers compares the projections"
-    largest = number(float(logits["max_row_ulps"].max()))
-    st.caption(f"{judged}. Logits differ by at most {largest} row ULPs.")
+    largest = float(logits["max_row_ulps"].max())
+    of_logits = f" Logits differ by at most {number(largest)} row ULPs." if largest > 0 else ""
+    st.caption(f"{judged}.{of_logits}")
 
     # states and latents have no positions
     by_head, *by_position = st.columns([3, 2] if stored else 1)

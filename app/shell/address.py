@@ -59,7 +59,8 @@ def settle_settings(page: str, view: View | None) -> None:
     of = navigation.PAGE_OF[page]
     # The open tab first: it says which settings follow.
     if of.tabs:
-        is_linked = selection.is_linked(of.tab.name)
+        # '' is a tab that the link does not name
+        is_linked = bool(st.session_state.get("linked", {}).get(of.tab.name))
         _settle([of.tab])
         if titles := [tab.title for tab in shown_tabs(of, view)]:
             asked = st.session_state[of.tab.key]

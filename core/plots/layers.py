@@ -105,9 +105,10 @@ def _color_scale(values: Array, measure: str) -> tuple[Array, Record]:
     if measure == "ratio":
         steps = [low, 1.0, BEYOND_FLOOR, 10.0, high]
     labels = on_axis(steps)
-    if (shade < low).any():
+    # the ends of the others are those of the values
+    if measure == "ratio" and (shade < low).any():
         labels[0] = f"≤ {labels[0]}"
-    if (shade > high).any():
+    if measure == "ratio" and (shade > high).any():
         labels[-1] = f"≥ {labels[-1]}"
     bar |= {"tickvals": np.log10(steps).tolist(), "ticktext": labels}
     return np.clip(np.log10(shade), bottom, top), {"cmin": bottom, "cmax": top, **axis}

@@ -15,7 +15,7 @@ from ..errors import UsageError
 from ..numerics.arrays import DataFrame, Floats, Record
 from ..runs.figures import Figures
 from ..runs.queries.layers import records
-from ..text import clip, number, percent, plural, series
+from ..text import number, percent, plural, series
 from .figures import (
     CLAMP,
     DPPO,
@@ -155,7 +155,9 @@ def at_worst_steps(run: Figures) -> dict[str, Record]:
     worst = [str(row["step"]) for row in compress(rows, is_worst)]
     if not worst:
         return {}
-    place = clip(f"step {', '.join(worst)}", 20)
+    place = f"step {worst[0]}"
+    if len(worst) > 1:
+        place = f"{len(worst):,} steps from {worst[0]}"
     table = run.query(_OF_STEPS.replace("$steps", ", ".join(worst)))
     return dict(zip((place, "others"), records(table), strict=True))
 

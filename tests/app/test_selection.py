@@ -96,6 +96,10 @@ def test_a_link_to_a_tab_without_data_says_which_one_is_open(tab, title, count):
     app = followed("internals", run="where-it-starts", tab=tab)
     assert app.session_state["internals_tab"] == title
     assert len(app.warning) == count
+    # a link that names no tab
+    app.query_params.pop("tab")
+    app.switch_page("../pages/compare.py").run()
+    assert warnings(app) == ""
 
 
 @pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)

@@ -154,7 +154,8 @@ def same_tokens(run_pairs: Sequence[RunPair]) -> bool | None:
 
 
 def differing_inputs(run_pairs: Sequence[RunPair]) -> list[str]:
-    """Return what of the inputs differs between runs or is unknown, as `different models`."""
+    """Return what of the inputs differs between runs or is known of some only, as
+    `different models`."""
     texts = []
     is_same = same_tokens(run_pairs)
     if not is_same:

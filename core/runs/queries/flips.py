@@ -203,7 +203,7 @@ def flips_sentence(table: DataFrame) -> str:
         if flips["near_tie"].all():
             # a bug may move the variant to a near tie from anywhere
             margins = flips["reference_margin"] * flips["max_row_ulps"] / flips["max_abs"]
-            only_variant = int((margins > NEAR_TIE_ROW_ULPS).sum())
+            only_variant = int((~(margins <= NEAR_TIE_ROW_ULPS)).sum())
             sides = "on the reference"
             if only_variant == len(flips):
                 sides = "on the variant only"

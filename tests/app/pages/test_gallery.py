@@ -213,6 +213,7 @@ def test_a_deleted_run_can_be_had_back_for_ten_seconds(mine, own_store, monkeypa
     assert len(names(app)) == len(SAMPLES)
     assert "Deleted 'Batch 1 against N, bfloat16'" in page_text(app)
     click(app, "undo_delete")
+    assert app.session_state["run"] == "mine"
     assert mine.read_bytes() == before
     assert own_store.labels("mine") == Labels(("kept",))
     app.run()

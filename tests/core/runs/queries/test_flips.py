@@ -167,6 +167,7 @@ def test_a_candidate_that_is_not_finite_has_no_grid_and_no_steps(broken):
         ((0.5, 1.0), "All are near ties on the reference."),
         ((0.5, 4.0), "All are near ties on at least one side, 1 on the variant only."),
         ((4.0, 4.0), "All are near ties on the variant only."),
+        ((0.5, np.nan), "All are near ties on at least one side, 1 on the variant only."),
     ],
 )
 def test_near_ties_of_flips_name_the_side_that_has_them(margins, sides):
