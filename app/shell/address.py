@@ -60,7 +60,8 @@ def settle_settings(page: str, view: View | None) -> None:
     # The open tab first: it says which settings follow.
     if of.tabs:
         # '' is a tab that the link does not name
-        is_linked = bool(st.session_state.get("linked", {}).get(of.tab.name))
+        linked = st.session_state.get("linked", {})
+        is_linked = bool(linked.get(of.tab.name))
         _settle([of.tab])
         if titles := [tab.title for tab in shown_tabs(of, view)]:
             asked = st.session_state[of.tab.key]

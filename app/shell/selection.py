@@ -107,10 +107,11 @@ def select_row(table: DataFrame, key: str) -> None:
     view = current_view()
     for place in _all_clicked(key):
         row = table.iloc[place]
-        here = int(row["prompt"]), int(row["position"])
+        prompt = int(row["prompt"])
+        position = int(row["position"])
         # a row that is marked stays so beside a cell that is clicked
-        if view is None or here != (view.prompt, view.position):
-            select(prompt=here[0], position=here[1])
+        if view is None or (prompt, position) != (view.prompt, view.position):
+            select(prompt=prompt, position=position)
 
 
 def clicked_rows(key: str) -> list[int]:
@@ -121,7 +122,9 @@ def clicked_rows(key: str) -> list[int]:
 def _all_clicked(key: str) -> list[int]:
     """Return the rows that are selected, and those of cells that are."""
     clicked = st.session_state[key]["selection"]
-    return [*clicked.get("rows", []), *(cell[0] for cell in clicked.get("cells", []))]
+    rows = clicked.get("rows", [])
+    rows_of_cells = [row for row, _ in clicked.get("cells", [])]
+    return [*rows, *rows_of_cells]
 
 
 def mark_row(table: DataFrame, key: str) -> None:
@@ -131,7 +134,13 @@ def mark_row(table: DataFrame, key: str) -> None:
     is_here = (table["prompt"] == view.prompt) & (table["position"] == view.position)
     rows = np.flatnonzero(is_here)[:1].tolist()
     if key not in st.session_state or clicked_rows(key) != rows:
-        st.session_state[key] = {"selection": {"rows": rows, "columns": [], "cells": []}}
+        st.session_state[key] = {
+            "selection": {
+                "rows": rows,
+                "columns": [],
+                "cells": [],
+            },
+        }
 
 
 def new_run(run_id: str | None = None) -> None:
