@@ -1,5 +1,6 @@
 // Around the map: axes, marks of the selection, the legend.
 const ROOM = 60; // pixels that the name of a prompt takes
+
 class Axes extends Drawing {
   // Texts of tokens: in their cells by rank, beneath the ids by token id.
   paintTexts(draw, text, font) {

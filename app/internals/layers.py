@@ -129,6 +129,9 @@ def _beyond_floor(table: DataFrame, dtype: str) -> tuple[str, str]:
     about += (
         f" {BEYOND_FLOOR:.0f}x. The checks of a verdict in 16 bits allow more: they add rounding."
     )
+    unmeasured = int((table["ratio"].isna() & (table["rms"] > 0)).sum())
+    if unmeasured and table["floor_rms"].notna().any():
+        about += f" {plural(unmeasured, 'module')} without a noise floor: see the table."
     infinite = table.loc[np.isinf(table["ratio"]), "module"]
     if len(infinite):
         about += (

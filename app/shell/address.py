@@ -59,13 +59,12 @@ def settle_settings(page: str, view: View | None) -> None:
     of = navigation.PAGE_OF[page]
     # The open tab first: it says which settings follow.
     if of.tabs:
-        # '' is a tab that the link does not name
-        linked = st.session_state.get("linked", {})
-        is_linked = bool(linked.get(of.tab.name))
+        is_linked = selection.is_linked(of.tab.name)
         _settle([of.tab])
         if titles := [tab.title for tab in shown_tabs(of, view)]:
             asked = st.session_state[of.tab.key]
-            if is_linked and asked not in titles:
+            # '' if the link names no tab, or none that there is
+            if is_linked and asked and asked not in titles:
                 selection.complain(f"This run has no data for {asked}; {titles[0]} is open.")
             selection.settle(of.tab.key, titles)
     _settle(of.settings_with(st.session_state.get(of.tab.key)))

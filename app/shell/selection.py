@@ -109,7 +109,7 @@ def select_row(table: DataFrame, key: str) -> None:
         row = table.iloc[place]
         prompt = int(row["prompt"])
         position = int(row["position"])
-        # a row that is marked stays so beside a cell that is clicked
+        # the marked row stays selected if another row's cell is clicked
         if view is None or (prompt, position) != (view.prompt, view.position):
             select(prompt=prompt, position=position)
 

@@ -28,22 +28,22 @@ KEYS = """
   text). Also `prompt_lengths` (prompts one after another), `emitted:SIDE` (the token each side
   chose, -1 if it was given), `exact` and `trusted:NAME` (the exact result of 16-bit sides, and
   trusted ones).
-- **Responses of servers** (JSON or JSON Lines with log-probabilities): a file a side.
-- **Trainer and rollout** (JSON Lines or Parquet): a row a sequence, lists `token_ids`, `rollout`
-  and `trainer`; or the files that a framework saves.
+- **Responses of servers** (JSON or JSON Lines with log-probabilities): one file per side.
+- **Trainer and rollout** (JSON Lines or Parquet): one row per sequence with lists
+  `token_ids`, `rollout` and `trainer`; or the files that a framework saves.
 - A clone has two to try: `fresh_and_cached_upcast.npz` and `six_calls.npz` in `sample_runs/dumps`.
 """
 # Not st.file_uploader: it holds a file in memory (2.1 GB for 1 GiB) and cannot resume.
 _panel = component("ulpscope_uploads", Path(__file__).with_name("upload"))
 
-AS_FOUND = "detected when saved"
+DETECTED = "detected when saved"
 HOLDS = {
-    "": AS_FOUND,
+    "": DETECTED,
     LOGITS: "logits of [positions, vocab]",
     PADDED: "padded vocabularies: compare the common part",
     VALUES: "values that are no logits: embeddings, hidden states, scores",
 }
-_DTYPES = {"": AS_FOUND, **{name: name for name in ("bfloat16", "float16", "float32")}}
+_DTYPES = {"": DETECTED, **{name: name for name in ("bfloat16", "float16", "float32")}}
 _COLUMNS = {"run": 1, "responses": 3}  # of the form; of dumps 4
 
 

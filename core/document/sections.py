@@ -214,7 +214,8 @@ def _rollouts(run: RunReader) -> Markup:
 
 def _steps(run: RunReader) -> Markup:
     """Return mean |r| and k3 by training step, the last ones of many; nothing of a single one."""
-    rows = rl.summary(run, "steps")[-FILE.positions :]
+    every = rl.summary(run, "steps")
+    rows = every[-FILE.positions :]
     limit = bar_of("k3")
     if len(rows) < 2 or limit is None:
         return Markup()
@@ -232,7 +233,10 @@ def _steps(run: RunReader) -> Markup:
         "variant": "k3",
         "limit": f"usual k3: {limit.span} ({limit.framework})",
     }
-    return chart("Mean |r| and k3 by training step, log scale", x, y, marks, legend, 220)
+    title = "Mean |r| and k3 by training step, log scale"
+    if len(rows) < len(every):
+        title += f", last {len(rows):,} of {len(every):,} steps"
+    return chart(title, x, y, marks, legend, 220)
 
 
 def _non_null(values: Any) -> Any:

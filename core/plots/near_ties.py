@@ -59,17 +59,15 @@ def near_tie_scatter(
     x, y = points["x"], points["y"]
     ends = [(v.min() / 2, v.max() * 2) if len(v) else (0.1, 10.0) for v in (x, y)]
     (left, right), (bottom, top) = ends
-    if x_zero is None and y_zero is None:
-        # the line is in sight
-        bottom = min(bottom, right)
-        top = max(top, 4 * left)
-        ends[1] = bottom, top
     # the line begins after the gutters of zeros
-    if x_zero is not None:
-        left = x_zero * _GUTTER
-    if y_zero is not None:
-        bottom = y_zero * _GUTTER
-    span = np.array([max(left, bottom / 2), max(right, top / 2)])
+    start = left if x_zero is None else x_zero * _GUTTER
+    floor = y_zero * _GUTTER if y_zero is not None else min(bottom, right)
+    # and is in sight, however far the points are from it
+    bottom = min(bottom, floor)
+    right = max(right, floor)
+    top = max(top, 4 * start)
+    ends = [(left, right), (bottom, top)]
+    span = np.array([max(start, floor / 2), max(right, top / 2)])
     figure = go.Figure()
     figure.add_scatter(
         x=span,
@@ -108,20 +106,18 @@ def near_tie_scatter(
     text = {"showarrow": False, "xanchor": "left", "yanchor": "bottom"}
     # annotations on a log axis are placed by logarithm, shapes by value
     if y_zero is not None:
-        figure.add_hrect(y0=ends[1][0], y1=bottom, **band)
+        figure.add_hrect(y0=bottom, y1=floor, **band)
         figure.add_annotation(xref="paper", x=0, y=np.log10(y_zero), text="tie: margin 0", **text)
     if x_zero is not None:
-        figure.add_vrect(x0=ends[0][0], x1=left, **band)
-        figure.add_annotation(
-            x=np.log10(ends[0][0]), yref="paper", y=0.94, text="no difference", **text
-        )
+        figure.add_vrect(x0=left, x1=start, **band)
+        figure.add_annotation(x=np.log10(left), yref="paper", y=0.94, text="no difference", **text)
     figure.update_xaxes(range=np.log10(ends[0]), **log_axis(x))
     figure.update_yaxes(range=np.log10(ends[1]))
     # other labels in a gutter would give its zeros a size
     if x_zero is not None:
-        figure.update_xaxes(**_ticks_after_zero(x_zero, left, x.max()))
+        figure.update_xaxes(**_ticks_after_zero(x_zero, start, x.max()))
     if y_zero is not None:
-        figure.update_yaxes(**_ticks_after_zero(y_zero, bottom, y.max()))
+        figure.update_yaxes(**_ticks_after_zero(y_zero, floor, y.max()))
     return layout(
         figure,
         460,

@@ -396,9 +396,9 @@ def mismatch_json(run: Figures, framework: str = "ulpscope") -> Record:
             words = bar.state(value)
             if not bar.holds(value):
                 words += f" ({bar.span})"
-            beyond = sum(row.get(name, 0.0) > bar.high for row in steps)
+            beyond = sum(name in row and not bar.holds(row[name]) for row in steps)
             if beyond:
-                words += f", above {bar.high:g} at {beyond:,} of {plural(len(steps), 'step')}"
+                words += f", beyond it at {beyond:,} of {plural(len(steps), 'step')}"
             usual.setdefault(words, []).append(f"{label} {number(value)}")
     return {
         "framework": framework,

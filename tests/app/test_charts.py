@@ -213,9 +213,13 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn(ta
     assert not ((x >= line.x[0]) & (x <= line.x[-1]) & (y < 2 * x)).any()
 
 
+@pytest.mark.parametrize("equal", [0, 9], ids=["all differ", "some are equal"])
+@pytest.mark.parametrize("tied", [0, 9], ids=["no tie", "ties"])
 @pytest.mark.parametrize("difference", [1e-4, 1e4], ids=["far below", "far above"])
-def test_the_bound_is_in_sight_however_far_the_differences_are_from_the_margins(difference):
+def test_the_bound_is_in_sight_however_far_the_differences_are(difference, tied, equal):
     table = equal_but_for_one().assign(max_abs=difference)
+    table.loc[:tied, ["reference_margin", "variant_margin"]] *= not tied
+    table.loc[20 : 20 + equal, "max_abs"] *= not equal
     figure = near_ties_charts.near_tie_scatter(table, [()])
     line = trace(figure, "margin = 2 × difference")
     left, right = 10.0 ** np.array(figure.layout.xaxis.range)

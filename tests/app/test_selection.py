@@ -90,7 +90,7 @@ OUT_OF_RANGE = {  # the link, the place that opens, and a part of the sentence
 
 @pytest.mark.parametrize(
     ("tab", "title", "count"),
-    [("choices", "Layers", 1), ("kernels", "Kernels", 0)],
+    [("choices", "Layers", 1), ("kernels", "Kernels", 0), ("nonsense", "Layers", 1)],
 )
 def test_a_link_to_a_tab_without_data_says_which_one_is_open(tab, title, count):
     app = followed("internals", run="where-it-starts", tab=tab)

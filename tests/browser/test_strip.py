@@ -36,20 +36,20 @@ ROOT_OF = (
 )
 
 
-def run_of(dashboard, name, tokens):
-    """A run of random logits, its tokens as given. [tokens, 256] float32"""
+def run_of(dashboard, name, tokens, vocab=256):
+    """A run of random logits, its tokens as given. [tokens, vocab] float32"""
     found = list(dashboard.store.glob(f"*{name}*.duckdb"))
     if found:
         return found[0].stem
     random = np.random.default_rng(0)
-    reference = random.standard_normal((len(tokens), 256), dtype=np.float32)
+    reference = random.standard_normal((len(tokens), vocab), dtype=np.float32)
     variant = reference + 1e-2 * random.standard_normal(reference.shape, dtype=np.float32)
     dump = dashboard.store.parent / f"{name}.npz"
     np.savez(
         dump,
         reference=reference,
         variant=variant,
-        token_ids=np.arange(len(tokens)) % 256,
+        token_ids=np.arange(len(tokens)) % vocab,
         tokens=np.array(tokens, object).astype(str),
     )
     return ingest(Store(dashboard.store), [dump], name=name)
@@ -140,6 +140,13 @@ def test_the_strip_is_one_tab_stop_and_arrows_and_enter_choose(page, dashboard):
     expect(page.get_by_role("option", selected=True)).to_have_attribute("data-position", "1")
     page.keyboard.press("Escape")
     expect(page.get_by_role("tooltip")).to_be_hidden()
+
+
+@pytest.mark.thorough
+def test_a_prompt_of_more_tokens_than_a_call_takes_is_drawn_whole(page, dashboard):
+    run = run_of(dashboard, "long", ["a"] * 65_536, vocab=4)
+    visit(page, dashboard, f"overview?run={run}&position=65535")
+    expect(token(page, 65_535)).to_have_attribute("aria-selected", "true")
 
 
 def test_token_texts_are_text_whatever_they_are(page, dashboard):

@@ -81,7 +81,7 @@ def test_steps_that_stand_out_have_figures_of_their_own():
         sql = "SELECT step, variant - reference AS r FROM chosen_token JOIN sequence USING (prompt)"
         ratios = np.exp(run.query(sql).query("step == 5")["r"])
         values = rl.at_worst_steps(run)["step 5"]
-        assert "above 0.001 at 6 of 6 steps" in rl.mismatch_json(run)["usual"]
+        assert "beyond it at 6 of 6 steps" in rl.mismatch_json(run)["usual"]
     assert values["ratio"] == pytest.approx(ratios.mean())
     assert values["ess"] == pytest.approx(ratios.mean() ** 2 / (ratios**2).mean())
 
