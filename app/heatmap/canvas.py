@@ -37,6 +37,7 @@ from core.runs.queries.heatmap import (
     finest_columns,
     floor_row_ulps,
     is_offered,
+    is_skewed,
     largest_level,
 )
 from core.text import number
@@ -200,6 +201,7 @@ def draw(view: View, selected: Element | None) -> None:
         "words": words | {"elements": header.elements, "unit": header.unit},
         "names": [pair.reference, pair.variant],
         "floor_row_ulps": floor,
+        "is_skewed": is_skewed(view.table),
         "prompt_starts": starts,
         "tile_rows": TILE_ROWS,
         "tile_columns": TILE_COLUMNS,

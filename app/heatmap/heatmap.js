@@ -89,7 +89,7 @@ class Heatmap extends Pointing {
     for (const timer of [this.saying, this.fetchTimer, this.asking, this.arrivals]) clearTimeout(timer);
   }
 
-  get isLog() { return this.scale === "log" || (this.scale === "auto" && this.measure !== "row_ulps"); }
+  get isLog() { return this.scale === "log" || (this.scale === "auto" && (this.measure !== "row_ulps" || this.data.is_skewed)); }
   get isRank() { return this.order === "rank"; } // ranks are counted from 1, the columns of the view from 0
   get floor() { return this.measure === "row_ulps" ? this.data.floor_row_ulps : null; }
   get unit() { return { row_ulps: `row ULPs of ${this.data.dtype}`, ulps: `ULPs of ${this.data.dtype}`, difference: this.data.words.unit }[this.measure]; }

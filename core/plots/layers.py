@@ -423,7 +423,8 @@ def module_positions(along: DataFrame, selected: int) -> go.Figure:
         mode="lines+markers",
         marker={"size": 4},
     )
-    figure.add_shape(selected_line(selected))
+    # a lone point lies on the line
+    figure.add_shape(selected_line(selected), layer="below")
     return layout(figure, 220, "position", _OUTPUT_UNITS, every, **NEAREST_CLICK)
 
 

@@ -54,6 +54,7 @@ MOST_TEXTS = 4096  # of one picture
 # logits of a pair beyond which it is shown as its file holds it: the rest would read all of it
 WHOLE_RUN = 1 << 30
 _LEVELS = 32  # more than any axis has
+_SKEW = 32  # a linear scale has about as many colors that an eye tells apart
 READ_ELEMENTS = 1 << 21  # logits of a side that are in memory at a time
 
 
@@ -116,6 +117,15 @@ def floor_row_ulps(run: RunReader, pair: int) -> float | None:
         if check.compute_dtype == run.header.compute_dtype:
             return check.floor_row_ulps
     return None
+
+
+def is_skewed(table: DataFrame) -> bool:
+    """Return whether one position differs so much more than most that a linear scale would show
+    those in its first color.
+    """
+    row_ulps = table["max_row_ulps"].to_numpy(float)
+    differing = row_ulps[row_ulps > 0]
+    return len(differing) > 0 and bool(differing.max() > _SKEW * np.median(differing))
 
 
 def finest_columns(run: RunReader, order: Order, measure: Measure) -> list[int]:

@@ -5,6 +5,7 @@ nothing that differs is lost.
 import itertools
 
 import numpy as np
+import pandas as pd
 import pytest
 
 from core.checks.pair import OWN_PAIR, WIDE_PAIR
@@ -234,6 +235,24 @@ def test_the_floor_is_marked_where_it_was_measured_in_the_runs_own_dtype(store):
     assert marked() is None
     assert marked(wide) is None
     assert marked(wide, own) == 2.5
+
+
+@pytest.mark.parametrize(
+    ("row_ulps", "is_skewed"),
+    [
+        ([0.0, 1.0, 1.5, 2.0, 90.0], True),
+        ([0.0, 1.0, 1.5, 2.0, 40.0], False),
+        # a fault from one position on: most positions differ alike, and a linear scale shows them
+        ([0.5, 90.0, 80.0, 70.0], False),
+        # equal positions and NaN mismatches have no color on either scale
+        ([0.0, 0.0, 0.0, 90.0], False),
+        ([np.nan, 1.0, 1.0, 90.0], True),
+        ([], False),
+    ],
+)
+def test_colors_begin_logarithmic_if_one_position_hides_the_others(row_ulps, is_skewed):
+    table = pd.DataFrame({"max_row_ulps": row_ulps})
+    assert heatmap.is_skewed(table) == is_skewed
 
 
 def test_a_rectangle_too_large_to_search_is_refused(view, monkeypatch):
