@@ -1,4 +1,6 @@
-"""One dashboard on a store of its own and one Chromium for all browser tests."""
+"""One dashboard on a store of its own and one browser for all browser tests: Chromium, or the
+Firefox at ULPSCOPE_FIREFOX.
+"""
 
 import os
 from pathlib import Path
@@ -6,7 +8,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import expect, sync_playwright
 
-from tests.browser.driving import chromium, close_tabs, new_tab
+from tests.browser.driving import FIREFOX, chromium, close_tabs, new_tab
 from tests.serving import serving
 
 expect.set_options(
@@ -47,7 +49,14 @@ def browser():
             "--disable-component-update",
             "--disable-sync",
         ]
-        launched = playwright.chromium.launch(executable_path=chromium(), args=options)
+        if FIREFOX:
+            launched = playwright.firefox.launch(
+                channel="moz-firefox",
+                executable_path=FIREFOX,
+                firefox_user_prefs={"dom.events.testing.asyncClipboard": True},
+            )
+        else:
+            launched = playwright.chromium.launch(executable_path=chromium(), args=options)
         yield launched
         launched.close()
 
@@ -116,6 +125,8 @@ def page(visitor, dashboard):
         tab.evaluate("() => { localStorage.clear(); sessionStorage.clear(); }")
     close_tabs(visitor)
     visitor.clear_cookies()
-    visitor.clear_permissions()
+    # Firefox was given none, and knows no command for it
+    if not FIREFOX:
+        visitor.clear_permissions()
     assert exceptions == 0
     assert outside == []

@@ -5,7 +5,20 @@ import re
 import shutil
 from contextlib import suppress
 
+import pytest
 from playwright.sync_api import TimeoutError, expect
+
+# the path of a Firefox to drive in Chromium's place, by WebDriver BiDi
+FIREFOX = os.environ.get("ULPSCOPE_FIREFOX", "")
+# BiDi sets no theme, so Firefox has the light one
+BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 27)"}
+if FIREFOX:
+    del BACK["dark"]
+
+
+def not_in_firefox(what):
+    """Skip a test in Firefox for want of a command of BiDi."""
+    return pytest.mark.skipif(bool(FIREFOX), reason=f"WebDriver BiDi: no {what}")
 
 
 def chromium():

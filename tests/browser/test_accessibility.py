@@ -8,7 +8,7 @@ import pytest
 from playwright.sync_api import expect
 
 from app.navigation import FIRST, PAGE_OF, PAGES
-from tests.browser.driving import pause, visit
+from tests.browser.driving import BACK, pause, visit
 from tests.covering import covering, thorough
 from tests.serving import ROOT, serving
 
@@ -18,7 +18,6 @@ QUERIES = {"new_run": "tab=capture", "compare": f"{RUN}&with=fresh-against-cache
 # besides those that pages open with
 TABS = ("upload", "probe", "kv_cache", "kernels", "mitigations", "classes")
 SERIOUS = ("serious", "critical")
-BACK = {"light": "rgb(255, 255, 255)", "dark": "rgb(17, 21, 27)"}
 NO_SCROLL = "document.scrollingElement.scrollWidth - document.scrollingElement.clientWidth"
 
 

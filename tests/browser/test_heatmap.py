@@ -15,6 +15,7 @@ from core.runs.file.records import Prompt
 from core.runs.store.store import Store
 from tests.browser.driving import (
     expect_heading,
+    not_in_firefox,
     pause,
     place,
     press,
@@ -257,6 +258,7 @@ def test_a_tile_that_fails_is_said_in_a_sentence(page, dashboard):
     wait_for_map(page)
 
 
+@not_in_firefox("downloads of what a script made")
 def test_colours_are_in_the_link_and_the_map_is_saved_as_a_picture(page, dashboard):
     canvas = opened(page, dashboard, "run=batch-1-against-n&position=89&rows=80:97&tokens=0:1024")
     before = canvas.evaluate(COLOURED)

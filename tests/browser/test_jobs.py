@@ -12,6 +12,7 @@ from playwright.sync_api import expect
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.store.store import Store
 from tests.browser.driving import (
+    FIREFOX,
     choose,
     click_row,
     expect_heading,
@@ -112,7 +113,9 @@ def expect_shown(page, expected):
 def test_a_link_restores_the_view(page, dashboard):
     """Overview by controls, keys and a click; the heatmap's window; a tab of Internals."""
     other = colleague(page)
-    page.context.grant_permissions(["clipboard-read", "clipboard-write"])
+    # a setting at its start gives Firefox's clipboard away
+    if not FIREFOX:
+        page.context.grant_permissions(["clipboard-read", "clipboard-write"])
     visit(page, dashboard, "overview?run=fresh-against-cached&prompt=1")
     choose(page, "Color by", "KL")
     page.locator(".strip .token[data-position='100']").click()

@@ -11,7 +11,7 @@ from playwright.sync_api import expect
 from core.judging.ingest import ingest
 from core.runs.queries.heat import COLOURS
 from core.runs.store.store import Store
-from tests.browser.driving import expect_heading, settle, visit
+from tests.browser.driving import BACK, expect_heading, settle, visit
 
 AT_36 = "run=fresh-against-cached&variant=decode&prompt=1&position=36"
 HOSTILE = [
@@ -85,7 +85,7 @@ CONTRASTS = """() => {
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("scheme", BACK)
 def test_text_on_every_colour_has_the_contrast_of_wcag_aa(browser, dashboard, scheme):
     page = browser.new_context(
         viewport={"width": 1280, "height": 900},

@@ -5,7 +5,7 @@ has the rest.
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.driving import press, settle, visit
+from tests.browser.driving import BACK, press, settle, visit
 from tests.browser.test_accessibility import faults
 from tests.browser.test_jobs import PARTS, choose_file, expect_file, first_byte, large_dump, row
 from tests.serving import ROOT, serving
@@ -114,7 +114,7 @@ def test_cancel_and_every_button_by_keys_without_a_serious_fault(
     expect(
         opened.get_by_text("is no dump", exact=False).or_(opened.get_by_text("begins with")),
     ).to_be_visible()
-    for scheme in ("light", "dark"):
+    for scheme in BACK:
         opened.emulate_media(color_scheme=scheme)
         for width in (1280, 390):
             opened.set_viewport_size({"width": width, "height": 900})
