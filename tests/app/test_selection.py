@@ -138,6 +138,7 @@ def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_positi
 
 def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_one():
     app = followed("near_ties", run=RUN, prompt="1", position="7")
+    # as a browser's click on a link asks: AppTest.switch_page would drop the query
     app._page_hash = calc_hash("flips")
     app.query_params.clear()
     app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
@@ -190,6 +191,7 @@ def test_a_second_run_says_again_what_the_widgets_of_a_link_show():
     app.run()
     chosen = [app.selectbox(key=key) for key in ("run", "variant", "strip_colour")]
     assert [box.value for box in chosen] == [RUN, "decode", "mean ULPs"]
+    # Streamlit sends a value that the script set once, unless it is set again
     assert all(box.proto.set_value for box in chosen)
 
 
@@ -347,6 +349,7 @@ def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
         view = view_of(run, prompt=1, position=7)
         go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
         session = {"view": view, "position": 7, "strip": {"go": go}}
+        # no script runs here, so a plain dict stands in for Streamlit's session
         monkeypatch.setattr("streamlit.session_state", session)
         token_strip._go("strip", view)
     assert session["position"] == expected

@@ -173,6 +173,7 @@ def test_an_npz_is_the_same_bytes_whenever_it_is_written_so_that_a_range_fits(
     kept = list((store / ".npz").iterdir())
     assert len(kept) == 1
     kept[0].unlink()
+    # zipfile dates its members by it
     monkeypatch.setattr("time.localtime", lambda *_: (2031, 1, 1, 0, 0, 0, 0, 1, 0))
     rest = client.get(
         "/api/runs/run-1/npz",
@@ -214,6 +215,7 @@ def test_a_damaged_run_is_a_sentence_and_harms_no_list(client, three, store):
         "UPDATE pair SET neq_share = 'nan'::DOUBLE, noise_ratio = 'inf'::DOUBLE",
     )
     damaged(store / "run-1.duckdb", "DROP TABLE position")
+    # a name that is no UTF-8, as the file system holds it
     (store / "x\udcff.duckdb").write_bytes(b"none")
     assert client.get("/api/runs/run-0").json()["verdicts"][0]["noise_ratio"] is None
     answer = client.get("/api/runs/run-1")

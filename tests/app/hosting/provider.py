@@ -33,6 +33,7 @@ class Provider:
         self.claims = {}
         self.faults = set()
         self._key = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
+        # the same key id, so that the signature alone is wrong
         self._other = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
         self._codes = {}
 
@@ -45,6 +46,7 @@ class Provider:
         ]
 
     async def discovery(self, _):
+        # the last two are offered, and a server must not take them
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
             {

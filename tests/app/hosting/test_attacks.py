@@ -97,6 +97,7 @@ def websocket_status(server, origin=None, host=None, **headers):
         port = int(server.url.rpartition(":")[2])
         uri = f"ws://{host or '127.0.0.1'}:{port}/_stcore/stream"
         with (
+            # the host of the address is what is tested, and need not resolve
             socket.create_connection(("127.0.0.1", port)) as line,
             connect(uri, sock=line, origin=origin, additional_headers=headers, open_timeout=20),
         ):
@@ -126,6 +127,7 @@ def test_nobody_reaches_any_route_or_the_websocket(hosted, paths, headers):
     answered = []
     with httpx2.Client(base_url=hosted.url, timeout=60) as client:
         for path in ["/", "/overview", "/nowhere", "/api/runs", *(paths if not headers else ())]:
+            # these answer everybody
             assert path not in SIGN_IN
             for method in METHODS:
                 status = client.request(method, path, headers=headers).status_code

@@ -64,6 +64,7 @@ def test_a_person_is_sent_to_the_sign_in_and_back_and_a_program_gets_401():
     client = browser(password=PASSWORD)
     sent = client.get("/flips?run=a&x=%20", headers={"accept": "text/html"})
     assert sent.status_code == 303
+    # the query is quoted once more, as a value of another query
     assert sent.headers["location"] == "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520"
     assert 'value="/flips?run=a&amp;x=%20"' in client.get(sent.headers["location"]).text
     assert client.get("/api/runs").json()["error"].startswith("Sign in first")
@@ -113,6 +114,7 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
     )
     assert member(other) is None
     client.cookies.clear()
+    # a cookie ends in its signature
     client.cookies.set(name, value[:-3] + "AAA")
     assert member(client) is None
 
@@ -148,6 +150,7 @@ def test_a_session_expires(monkeypatch):
             },
             None,
         ),
+        # some servers read underscores in header names as dashes
         ({"X_Forwarded_User": "ada@example.org", **PROVEN}, None),
         (PROVEN, None),
     ],

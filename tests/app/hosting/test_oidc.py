@@ -99,6 +99,7 @@ def test_the_way_back_leads_nowhere_else(provider):
 def test_a_provider_that_is_gone_is_a_sentence(provider):
     client = browser(
         public_url=URL,
+        # nothing listens on the port of the discard service
         oidc_issuer="http://127.0.0.1:9",
         oidc_client_id="a",
         oidc_client_secret="b",

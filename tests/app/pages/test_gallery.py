@@ -182,6 +182,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
         "prompt_texts",
         lambda paths: read.append(len(paths)) or original(paths),
     )
+    # prompts that earlier tests have read are kept by file
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
@@ -198,6 +199,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 def ticked(*run_ids, **link):
     """The gallery with some runs ticked."""
     app = open_page("runs", **link)
+    # AppTest cannot click in a table
     app.session_state["ticked"] = list(run_ids)
     return app.run()
 
@@ -286,6 +288,7 @@ def unfolded(app, rows):
     """The list of deleted runs, with some of them ticked."""
     app.session_state["trash_fold"] = True
     app.run()
+    # what the browser sends when rows are ticked
     app.session_state[str(trash(app).key)] = {
         "selection": {"rows": rows, "columns": [], "cells": []}
     }

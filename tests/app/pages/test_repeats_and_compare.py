@@ -128,6 +128,7 @@ def test_a_run_without_the_selected_variant_is_opened_at_its_gravest(own_store):
 
 def test_enter_in_the_choice_of_runs_takes_one_that_contains_what_was_typed():
     choice = open_page("compare").multiselect(key="compare_runs").proto
+    # Streamlit matches loosely by default, and Enter selects all matches
     assert choice.filter_mode == FILTER_MODE_CONTAINS
     assert choice.select_all == 0
 

@@ -62,7 +62,8 @@ def test_a_framework_gives_its_own_names(page):
     assert values["train/train_rollout_logprob_abs_diff"] == "0.0122"
 
 
-LENGTH = 250  # of all: else it would explain as much as what is planted
+# of so many tokens chance explains little of all, else as much as what is planted
+LENGTH = 250
 HEAVY = 3  # the sequence of which four tokens differ much
 
 
@@ -72,6 +73,7 @@ def sequences():
     random, rows = np.random.default_rng(7), []
     for number in range(6):
         environment = ["math", "code", "chat"][number % 3]
+        # 20 times as much in code: the environment has to come out as the first cause
         r = random.normal(0, 0.1 if environment == "code" else 0.005, LENGTH)
         r[40:44] -= 1.5 * (number == HEAVY)
         rollout = -2 - random.gamma(0.7, 1.0, LENGTH)
@@ -106,6 +108,7 @@ def tokens(sequences):
     """One row a token, with its figures as pandas has them."""
     table = pd.DataFrame(sequences).explode(["token_ids", "rollout", "trainer"])
     r = (table["trainer"] - table["rollout"]).astype(float)
+    # k3 of Schulman (2020), exp(r) - 1 - r; expm1 keeps the digits of a small r
     return table.assign(r=r, absolute=r.abs(), k3=np.expm1(r) - r, bin=(16 * r).round() / 16)
 
 
@@ -113,6 +116,7 @@ def values_of(axis):
     """Numbers of an axis of a trace as the browser gets it."""
     if not isinstance(axis, dict):
         return np.array(axis)
+    # plotly sends arrays as base64, and lists of Python as they are
     return np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"])
 
 
@@ -144,6 +148,7 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     shades = values_of(density[0]["z"])
     assert np.nansum(10**shades) == pytest.approx(len(tokens))
     probabilities = np.exp(tokens["rollout"].astype(float))
+    # the density has a column for every fortieth of the rollout probability
     columns = np.unique((40 * probabilities).round() / 40)
     np.testing.assert_allclose(values_of(density[0]["x"]), columns)
     assert table_with(page, "bar")["kl_share"].between(
@@ -184,12 +189,14 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     ]
     assert len({strip["legend"]["high"] for strip in strips}) == 1
     heavy = strips[0]
+    # the planted |r| of 1.5 is the largest of all sequences, where the scale ends
     assert min(heavy["heat"][40:44]) > 45
     assert heavy["legend"]["unit"] == "|r|, nats"
     r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
     figures = heavy["figures"]
     np.testing.assert_allclose(figures["r = trainer - rollout, nats"], r, rtol=5e-3)
     np.testing.assert_allclose(figures["ratio = exp(r)"], np.exp(r), rtol=5e-3)
+    # TIS truncates ratios above 2, IcePop masks those outside of 0.5 to 5
     for cut, is_cut in (("TIS", np.exp(r) > 2), ("IcePop", np.abs(np.exp(r) - 2.75) > 2.25)):
         np.testing.assert_array_equal([cut in clipped for clipped in heavy["clipped"]], is_cut)
 

@@ -68,11 +68,15 @@ def test_the_overview_leads_with_cosines_and_neighbors_or_the_order():
     embeddings, scores = (
         metrics(open_page("overview", run=run)) for run in ("embeddings", "scores")
     )
+    # 30 rows, less the one with a NaN
     assert embeddings["Nearest neighbors that change"] == "0 of 29 (0.0%)"
+    # an ULP of float32 turns a row by 1e-7 at most, and 1 - cosine is half of its square
     assert float(embeddings["Largest 1 - cosine"]) < 1e-12
     swapped = sum(
+        # np.roll by 1 gives row i the score of row i - 1
         (ROWS[i, 0] < ROWS[j, 0]) != (ROWS[i - 1, 0] < ROWS[j - 1, 0])
         for i in range(30)
         for j in range(i)
     )
+    # 30 x 29 / 2 pairs
     assert scores["Pairs that change order"].startswith(f"{swapped} of 435")

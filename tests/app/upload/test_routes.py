@@ -143,6 +143,7 @@ def test_delete_removes_what_arrived_and_stops_an_import(client, store, monkeypa
     assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
     assert spooled(store) == []
     assert client.get("/api/uploads/x").status_code == 404
+    # the import stays in the queue
     monkeypatch.setattr(Jobs, "_start_ready", lambda self: None)
     said = client.put("/api/uploads/y", content=dump()).json()
     assert client.delete(f"/api/uploads/{said['upload']}").status_code == 200
@@ -156,6 +157,7 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client, store):
     send(client, body, 0, len(body) - 1, "?keep=1")
     upload = Upload(Store(store), "x")
     record = upload.record()
+    # what a server leaves that is killed during an import; one that lives holds the upload
     upload.write(spool.replace(record, state=spool.IMPORTING, run_id="never-stored"))
     with upload.hold():
         assert client.get("/api/uploads/x").json()["state"] == "importing"
@@ -182,6 +184,7 @@ def test_uploads_that_nobody_continues_are_purged_after_a_day(client, store):
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")
     folder = Upload(Store(store), "old").directory
+    # the newest time of all counts, that of the folder too
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (1, 1))
     send(client, bytes(20), 0, 9, to="new")
@@ -259,6 +262,7 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
 
     What a 507 says of the bytes that arrived is true.
     """
+    # room for one and a half of three files
     free, margin, size = 10 << 20, 4 << 20, 4 << 20
 
     def statvfs(place):
@@ -334,6 +338,7 @@ def test_a_parameter_that_means_nothing_is_refused(query, client, store):
         "..\\x",
         ".hidden",
         "..",
+        # 600 bytes in UTF-8, of which a file name may have 255
         "é" * 300 + ".npz",
         "\u202egpj.npz",
         " .",

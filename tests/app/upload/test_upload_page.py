@@ -36,6 +36,7 @@ def put(store, path, name="", part=1.0):
 
 def page(monkeypatch, *uploads):
     """The page of a viewer whose browser says that these have arrived."""
+    # the panel is a component of the browser, of which AppTest runs nothing
     monkeypatch.setattr(
         upload_page,
         "draw_panel",
