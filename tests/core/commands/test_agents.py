@@ -70,6 +70,7 @@ def values_at(report, field):
 
 def answers_of(folder, *calls):
     """JSON of each call of one session with a server, or the text of its error."""
+    # temporary runs are made there, where the test sees what is left of them
     variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(RUNS), "TMPDIR": str(folder)}
     server = StdioServerParameters(
         command=sys.executable,
@@ -150,6 +151,7 @@ def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
     )
     assert "owned" in answer["name"]
     assert is_seen(error + json.dumps(answer, ensure_ascii=False))
+    # an answer has 100 rows of 2,000 characters at most, for an agent reads all of it
     long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
     assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
     assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {

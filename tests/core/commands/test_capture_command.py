@@ -76,6 +76,7 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     positions = shown["positions"]
     assert foreseen["positions"] == positions
     assert [side["name"] for side in foreseen["sides"]] == [side["name"] for side in shown["sides"]]
+    # three sides of two bytes a logit
     assert foreseen["logits_bytes"] == 3 * positions * shown["vocab"] * 2
     stored = (tmp_path / "runs" / f"{run_id}.duckdb").stat().st_size
     # and its vocabulary

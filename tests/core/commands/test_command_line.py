@@ -52,6 +52,7 @@ def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, co
     ("typed", "word"), [("ulpscope sh", "show"), ("ulpscope show --lay", "--layers")]
 )
 def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, typed, word):
+    # how bash asks click: the line so far, and the number of its word
     monkeypatch.setenv("_ULPSCOPE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))

@@ -27,6 +27,7 @@ def samples(path, logliks, prompt="p"):
             }
             for n, choice in enumerate(CHOICES)
         }
+        # lm-eval divides by the characters of a choice without its leading blank
         lengths = np.array([len(choice) - 1 for choice in CHOICES])
         correct = {"acc": row.argmax(), "acc_norm": (row / lengths).argmax()}
         line = {
@@ -60,6 +61,7 @@ def test_changed_answers_have_margins_and_near_ties(tmp_path):
         is_changed = a.argmax(axis=1) != b.argmax(axis=1)
         change = (b.argmax(axis=1) == GOLD).mean() - (a.argmax(axis=1) == GOLD).mean()
         margin = np.minimum(*(np.diff(np.sort(each), axis=1)[:, -1] for each in (a, b)))
+        # twice the median rms change of the scores of a document
         is_near = margin <= 2 * np.median(np.sqrt(((b - a) ** 2).mean(axis=1)))
         assert score["change"] == pytest.approx(change)
         assert (score["changed"], score["near_ties"]) == (is_changed.sum(), is_near.sum())

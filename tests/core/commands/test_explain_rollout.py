@@ -59,6 +59,7 @@ def score(model, ids):
 def checkpoints(tmp_path_factory):
     """Checkpoints after 0, 1 and 2 policy-gradient steps of Adam, by learning rate."""
     folders = {}
+    # a usual rate, whose step is about as large as rounding in bfloat16, and a far larger one
     for rate in (1e-6, 1e-4):
         torch.manual_seed(0)
         loaded = load(MODEL, "float32")
@@ -194,6 +195,7 @@ def test_experts_summed_in_another_order_are_no_other_weights():
         pair,
         lambda *_: None,
     )
+    # or the order of experts would not have changed a sum
     assert (sides[0] != sides[1]).mean() > 0.2
     assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
 

@@ -138,6 +138,7 @@ def routers_in_bfloat16(model):
 def another_expert_at_one_token(model):
     def change(_, arguments):
         states, ids, weights = arguments
+        # the tiny Mixtral has 4 experts
         ids[PROMPT + 1] = (ids[PROMPT + 1] + 1) % 4
         return states, ids, weights
 
@@ -225,11 +226,13 @@ def experts_in_another_order(loaded, ids):
 
 def with_zeros_of_a_dense_layer(loaded, ids):
     values, experts = roll_out(loaded.model, ids)
+    # a buffer with a row for each layer of the model, of which dense ones stay 0
     return values, torch.cat([torch.zeros_like(experts), experts], dim=2)
 
 
 def without_rows_of_the_prompt(loaded, ids):
     values, experts = roll_out(loaded.model, ids)
+    # -1: not recorded, as of a prompt that came out of a prefix cache
     experts[:, :PROMPT] = -1
     return values, experts
 

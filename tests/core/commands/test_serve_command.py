@@ -40,6 +40,7 @@ def test_it_becomes_streamlits_server_on_the_address_that_was_checked(
     tmp_path,
 ):
     (tmp_path / "ulpscope.toml").write_text("[sign_in]\ntokens = true\n")
+    # the server runs in another folder, where a relative path would lead elsewhere
     monkeypatch.setenv("ULPSCOPE_CONFIG", os.path.relpath(tmp_path / "ulpscope.toml"))
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
     done = cli("serve", "--address", "0.0.0.0", "--port", "8600", "--read-only")

@@ -15,6 +15,7 @@ from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 
 @pytest.fixture
 def store(cli, tmp_path, monkeypatch):
+    # rich would cut names of modules at the 80 columns of a pipe
     monkeypatch.setenv("COLUMNS", "250")
     return Store(tmp_path / "runs")
 

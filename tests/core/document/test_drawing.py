@@ -50,6 +50,7 @@ def colors_of(shares):
 
 
 def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
+    # 22 stored cells of 32 tokens; few differ, so the picture joins three: 8 cells in a row
     header = header_of("float32", (8,), 32 * 22)
     reference = np.zeros((8, header.vocab), np.float32)
     reference[:, 0] = 8.0  # a row ULP is 2**-20
@@ -66,6 +67,7 @@ def test_cells_have_the_color_of_their_value_and_a_flip_has_a_ring(tmp_path):
     tokens = 3 * 32  # of a cell, if few cells differ
     colors = cells_of(pixels, 8, 8)
     assert colors[1, 500 // tokens] == pytest.approx(COLORS[-1])
+    # of the largest difference, 8 row ULPs; Pillow rounds colors to 8 bits
     assert colors[5, 400 // tokens] == pytest.approx(colors_of(3 / 8), abs=2)
     assert colors[7, 650 // tokens] == pytest.approx(ImageColor.getrgb(MISMATCH))
     assert (colors[3] == 255).all()
@@ -90,6 +92,7 @@ def test_trainer_vs_rollout_is_drawn_by_sequence_and_position(store):
             np.abs(trainer - rollout),
             0,
         )
+    # the picture begins at the first position that was compared
     r = r[:, r.any(axis=0).argmax() :]
     away = np.abs(cells_of(plot(path), *r.shape) - colors_of(r / r.max())).max(axis=2)
     assert away[r > 0].max() <= 2

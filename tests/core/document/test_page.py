@@ -175,6 +175,7 @@ def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
             for side in generation.tokens
         ]
     assert set(titles) <= {*re.findall("<h3>(.*?)</h3>", text)}
+    # common causes, the last title, are looked for in the file only
     assert {f"<b>{title}</b>" in cell for title in titles[:-1]} == {True}
     dots = re.findall("layer ([0-9]+), (key|value)s: RMS", text)
     differing = pd.concat(layers).query("rms > 0")
@@ -249,6 +250,7 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
 def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
     header = header_of("bfloat16", (900,), 64, sides=4)
     path = write_run(Store(tmp_path), header)
+    # positions, flips and bytes
     small = sections.Size(600, 5, 500_000)
     for module in (page, sections):
         monkeypatch.setattr(module, "FILE", small)

@@ -19,6 +19,7 @@ def scores_of(side, prompt, number):
     """[positions, candidates]: two are chosen. Of the second prompt the variant chooses other keys
     at a near tie at position 2, and another expert far from one at position 4.
     """
+    # the last that is chosen and the first left out are 3 row ULPs apart
     scores = torch.tensor([1.0, 0.5 + 3 * ULP, 0.5, 0.0]).repeat(LENGTHS[prompt], 1)
     swapped = torch.tensor([0, 2, 1, 3])
     if side and PLACES[number] == GROUPS:
@@ -33,6 +34,7 @@ def scores_of(side, prompt, number):
 
 def cut_of(scores):
     best = scores.topk(3)
+    # both scores at the cut, and the largest one, whose spacing is the row ULP
     cut = torch.cat([best.values[:, 1:], scores.abs().amax(1, keepdim=True)], 1)
     ids = best.indices[:, :2].sort().values
     return ids.numpy(), cut.double().numpy(), "float32"

@@ -48,6 +48,7 @@ def test_putting_waits_while_too_much_is_unfinished():
         kwargs={"size": 60},
     )
     second.start()
+    # long enough for a put that does not wait
     second.join(0.2)
     assert second.is_alive()  # it waits for room
     release.set()

@@ -9,8 +9,11 @@ from core.numerics.corpus import ScoredTokens, statistics
 from core.runs.corpus import are_logs, by_position, score_logs
 from tests.core.runs.dumps.made_dumps import kl_base_file, saved
 
+# odd numbers: an odd context has a longer second half, and an odd vocabulary is padded to whole
+# words of 32 bits
 CONTEXT, VOCAB, CHUNKS = 33, 257, 7
 FIRST = CONTEXT // 2
+# perplexity.cpp scores the second half of a chunk, whose last token has no next one
 ROWS = CONTEXT - 1 - FIRST
 RANDOM = np.random.default_rng(5)
 TOKENS = RANDOM.integers(
@@ -41,6 +44,7 @@ def test_figures_are_those_of_llama_perplexity(files):
     q = kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
     nll, nll_base = -q[PLACES, TARGETS], -base[PLACES, TARGETS]
+    # tokens that are less likely in the base count nothing in perplexity.cpp
     kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     is_same = q.argmax(axis=1) == base.argmax(axis=1)
@@ -48,6 +52,7 @@ def test_figures_are_those_of_llama_perplexity(files):
     ppl_base = np.exp(nll_base.mean())
     error = error_of(nll)
     error_base = error_of(nll_base)
+    # perplexity.cpp divides by n, and by n - 1 for the error of a mean
     covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (len(nll) - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
@@ -63,6 +68,7 @@ def test_figures_are_those_of_llama_perplexity(files):
         "Mean PPL(Q)-PPL(base)": (ppl - ppl_base, difference_error),
         "Mean KLD": (kl.mean(), error_of(kl)),
         "Mean Δp": (100 * dp.mean(), 100 * error_of(dp)),
+        # the error of a square root to first order: half of the square's over the root
         "RMS Δp": (100 * rms, 50 / rms * error_of(dp**2)),
         "Same top p": (100 * is_same.mean(), 100 * error_of(is_same)),
     }
@@ -76,6 +82,7 @@ def test_figures_are_those_of_llama_perplexity(files):
         expected[f"{share:.1f}% Δp"] = np.percentile(100 * dp, share), None
     assert rows.keys() == expected.keys()
     for name, (value, uncertainty) in expected.items():
+        # these are from float64, the figures from the float32 that a file holds
         assert rows[name]["value"] == pytest.approx(value, rel=1e-5, abs=5e-7), name
         if uncertainty is not None:
             uncertainty = pytest.approx(uncertainty, rel=1e-4)
@@ -87,9 +94,11 @@ def test_what_a_file_cuts_moves_no_figure(files):
     off by 4e-3.
     """
     spread = LOGITS.copy()
+    # far beyond the 16 nats that a row of a file spans
     spread[:, ::4] -= 30
     held = kl_base_file(files[0], spread, TOKENS)
     kl_base_file(files[1], OTHER, TOKENS)
+    # raised tokens add up to more than 1, or there would be nothing to normalize
     assert np.log(np.exp(held).sum(axis=1)).max() > 1e-6
     tokens = score_logs(files)
     true = log_softmax(spread.astype(np.float64), axis=1)[PLACES, TARGETS]
@@ -130,8 +139,10 @@ def test_intervals_are_over_documents():
         )
     )
     kld = next(row for row in rows if row["name"] == "Mean KLD")
+    # 1.96: the normal quantile of 95 %; the bootstrap comes within a fifth of it
     half = 1.96 * np.std(of_document) / np.sqrt(documents)
     assert (kld["high"] - kld["low"]) / 2 == pytest.approx(half, rel=0.2)
+    # llama.cpp's own takes 3,000 tokens for independent, 50 times too many
     assert kld["uncertainty"] < half / 5
 
 
@@ -158,6 +169,7 @@ def test_compare_prints_them_and_refuses_other_tokens(cli, files):
     assert values["Same top p"] == 100
     assert not are_logs(files[:1])
     others = TOKENS.copy()
+    # a token of the first half, which no figure uses
     others[3, 0] += 1
     kl_base_file(files[1], LOGITS, others)
     with pytest.raises(DumpError, match=r"q\.kld: has other tokens than base\.kld"):
@@ -197,6 +209,7 @@ def test_a_token_beyond_the_vocabulary_is_refused_and_an_infinite_kl_counted(cli
     other[1, 2] = -np.inf
     dump = saved(tmp_path, reference=base, variant=other, token_ids=tokens)
     report = cli("compare", dump, "--corpus", "--json").json["corpora"][0]
+    # of four: the last has no next token, and KL is infinite at the one with -inf
     assert report["positions"] == 2
     assert report["left_out"] == 1
     saved(tmp_path, reference=base, variant=base, token_ids=tokens + VOCAB)

@@ -51,6 +51,7 @@ def test_the_run_of_a_cell_is_named_by_its_request_and_its_environment(cell):
 def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     assert _state(ledger, cell).state == MISSING
+    # its lock is held by this process, which lives
     partial = store.new_partial(run_id, None, run_id)
     assert _state(ledger, cell).state == RUNNING
     partial.remove()

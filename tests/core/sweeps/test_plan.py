@@ -94,6 +94,7 @@ def _digest(request, prompts):
 
 def test_the_digest_of_a_cell_is_of_its_request_and_the_contents_of_its_prompts(plan_file):
     (cell,) = read_plan(plan_file(), build="c0ffee").cells
+    # `where` is empty, and stays in the digest so that cells of 1.0.0 keep theirs
     prompt = {"where": "", "text": "def f():", "token_ids": None, "messages": None}
     assert cell.digest == _digest({"model": "m", "variants": ["decode"], "judge": True}, [prompt])
 

@@ -71,10 +71,12 @@ def kl_base_file(path, logits, tokens):
     )
     held = []
     for row in logits.astype(np.float32):
+        # less likely tokens are raised to 16 nats below the largest
         lowest = max(row.min(), row.max() - np.float32(16))
         scale = (row.max() - lowest) / np.float32(65535)
         steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
         least = np.float32(lowest - logsumexp(row.astype(np.float64)))
+        # a row is whole words of 32 bits
         padding = bytes(2 * (vocab % 2))
         body += struct.pack("<2f", scale, least) + steps.tobytes() + padding
         held.append(least + scale * steps.astype(np.float32))

@@ -71,6 +71,7 @@ def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bi
         assert digests == [(sha(FINE), "float32"), (sha(HALF), "float16")]
     one = np.nextafter(COARSE.astype(np.float32), np.float32(9))
     wide = COARSE.astype(np.float32)
+    # after all other rows have been digested as bfloat16
     wide[-1, -1] = one[-1, -1]  # a single bit, at the very end
     with taken(tmp_path, "one", reference=FINE, variant=wide) as run:
         assert run.sides[1].sha256 == sha(wide)
@@ -85,6 +86,7 @@ def test_a_side_that_holds_a_value_of_its_own_dtype_has_the_digest_of_its_own_bi
         (FLOAT32, HALF.astype(np.float32), "float16", HALF),
         (FLOAT32, FINE, "float32", FINE),
         (FLOAT16, HALF, "float16", HALF),
+        # bfloat16 holds every whole number up to 256
         (FLOAT16, np.round(HALF), "bfloat16", np.round(HALF).astype(ml_dtypes.bfloat16)),
         (BFLOAT16, COARSE, "bfloat16", COARSE),
         (

@@ -121,6 +121,7 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
+    # two rows of 8 float32 logits
     monkeypatch.setattr("core.runs.measured.CHUNK_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")

@@ -92,6 +92,7 @@ def patched(raw, old, new):
 
 def encrypted():
     raw = bytearray(npz(a=GOOD, b=GOOD))
+    # bit 0 of the flags, in a member's own header and in the directory
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         raw[raw.index(signature) + flags] |= 1
     return bytes(raw)
@@ -103,6 +104,7 @@ def overlapping():
     """
     raw = bytearray(archive(("a.npy", npy()), ("b.npy", npy())))
     second = raw.rindex(b"PK\x01\x02")
+    # the offset of the member's header becomes that of the first member
     raw[second + 42 : second + 46] = bytes(4)
     return bytes(raw)
 
@@ -110,6 +112,7 @@ def overlapping():
 def lying_about_size():
     raw = bytearray(npz_with(npy(), method=zipfile.ZIP_DEFLATED))
     second = raw.rindex(b"PK\x01\x02")
+    # the unpacked size: 4.3 GB
     raw[second + 24 : second + 28] = bytes([0, 255, 255, 255])
     return bytes(raw)
 
@@ -455,6 +458,7 @@ def many_members(path, count):
             twin = copy.copy(made.filelist[0])
             twin.filename = f"s{place}.npy"
             made.filelist.append(twin)
+        # or zipfile would leave the directory as it was before the entries were added
         made._didModify = True
     return path
 
@@ -470,7 +474,9 @@ needs_proc = pytest.mark.skipif(
 )
 
 BOMBS = {
+    # beyond the 256 MiB up to which no archive is suspected
     "deflate bomb": (lambda path: deflated_zeros(path, 300), "more than 200 times as many"),
+    # their entries fit into the 4 MiB that a directory may have, those of 300,000 do not
     "60000 members": (lambda path: many_members(path, 60_000), "holds 60001 members"),
     "300000 members": (lambda path: many_members(path, 300_000), "a directory of more than"),
     "json of lists": (lists_in_json, "the entry of 'a'"),

@@ -54,6 +54,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
             match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}",
         ):
             look(path)
+    # emitted tokens are arrays of the file, but no sides
     emitted = {f"emitted:s{i}": np.array([-1, 3]) for i in range(MAX_SIDES)}
     assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted))[0] == "dump"
 
@@ -87,6 +88,7 @@ def test_a_run_file_of_what_no_run_has_is_refused(statement, words, tmp_path):
             "'tokens': the text of a token has 1,025 characters",
         ),
         ({"tokens": np.array(["a", "b"])}, "'tokens': the texts of all tokens have together 2"),
+        # a note of 1 MiB has room for half of that
         ({"meta": np.array(b"x" * 600_009)}, "'meta' takes 600,009 bytes; expected"),
     ],
 )

@@ -90,7 +90,9 @@ def test_figures_that_are_no_check_s_are_refused(check):
         unmeasured = figures_of(check, json.dumps(given))
         assert type(unmeasured) is Unmeasured
         assert json.loads(json.dumps(unmeasured.to_json())) == given
+    # an object within an object is a value of no figure
     wrong = [json.dumps(whole | {key: {"a": {}}}) for key in whole]
+    # deeper than a recursive parser can go, cut off, and a number that Python reads as infinity
     wrong += ["[" * 100_000, json.dumps(whole)[:-1], '{"a": 1e999}']
     for text in wrong:
         with pytest.raises(

@@ -153,6 +153,7 @@ def test_every_column_says_what_it_means(store):
             "SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name ="
             " 'bits'",
         ).fetchall()
+    # an empty answer would have every comment
     assert len(columns) > 80
     assert [where for *where, comment in columns + tables if not comment] == []
     assert all(

@@ -66,6 +66,7 @@ def many():
             changed[:, 2:].shape,
             dtype=np.uint16,
         )
+        # times 0 in layer 0, which stays equal
         changed[:, 2:] += layer * steps
         parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
         bits[prompt, layer, kind] = (reference, changed)
@@ -150,6 +151,7 @@ def test_latents_count_as_keys_and_any_other_kind_as_a_state(tmp_path):
     with read(tmp_path, parts) as run:
         found = summaries(run, 0)[None]
     assert (found["keys"]["neq"], found["states"]["neq"]) == (3 * bits.size, state.size)
+    # they differ at one place, so the order is that of their names
     assert found["keys"]["first_kinds"] == ["indexer key", "latent", "rotary key"]
     assert found["together"]["first_kinds"] == ["linear cache"]
     assert found["values"] is None

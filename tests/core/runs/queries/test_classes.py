@@ -68,8 +68,10 @@ def test_sides_of_equal_bits_are_one_class_with_the_figures_of_its_first(tmp_pat
             ],
             ("row", (1, 2, 3)),
         ),
+        # two values make no sweep
         (["decode", "decode+batch:2"], None),
         (["decode", "decode+batch:2", "prefill+batch:3"], None),
+        # repeats differ in nothing that could be swept
         (["prefill", "decode", "decode"], None),
         (["prefill", "prefill+attn:eager", "prefill+attn:sdpa", "prefill+attn:x"], None),
         (["", "", ""], None),

@@ -50,6 +50,7 @@ def compared(
     variant = reference.copy()
     variant[:, 0] += step
     for position, token in flipping.items():
+        # above 7, the largest logit of the reference
         variant[position, token] = 20
     run = RunReader(
         write_run(

@@ -35,6 +35,7 @@ def assert_as_by_hand(run, pair, row):
         )
         expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
     for column, value in expected.items():
+        # logsumexp is stored in float64, summed in another order than here
         assert row[column] == pytest.approx(value, abs=1e-9), column
 
 

@@ -55,7 +55,9 @@ def part(values, dtype="bfloat16", first=0, module=NORM):
 @pytest.mark.parametrize("dtype", list(DTYPES))
 def test_figures_equal_those_of_numpy_in_float64(dtype, store):
     random = np.random.default_rng(0)
+    # below 2, so that a step down by the ULP of 1 to 2 is exact
     a = random.uniform(1, 2, (5, 7)).astype(DTYPES[dtype])  # in one binade an ULP is one size
+    # the fraction bits of each format
     ulp = 2.0 ** -{"float32": 23, "float16": 10, "bfloat16": 7}[dtype]
     steps = random.integers(0, 4, a.shape) * (random.random(a.shape) < 0.5)
     steps[0] = 0
@@ -98,6 +100,7 @@ def test_figures_equal_those_of_numpy_in_float64(dtype, store):
 
 def test_sides_of_two_dtypes_are_compared_in_float32_which_holds_both(store):
     narrow = np.array([[1.0, 1.5]] * 5)
+    # a step of float32 above 1, which bfloat16 would round away
     wide = np.array([[1.0 + 2.0**-23, 1.5]] * 5)
     with compared(store, [part(wide, "float32")], [part(narrow, "bfloat16")]) as run:
         row = run.rows("layer", pair=0).iloc[0]
@@ -136,6 +139,7 @@ def test_nan_meets_nan_and_nothing_else(store):
         row = run.rows("layer", pair=0).iloc[0]
         is_mismatch = cells(run, 0, 0, "neq_share")["is_mismatch"]
     figures = row[["neq", "nonfinite_mismatch", "finite", "first_position"]].tolist()
+    # 15 elements, less the equal NaNs and the one that is NaN on one side
     assert figures == [1, 1, 13, 2]
     assert np.flatnonzero(is_mismatch).tolist() == [2]
 
@@ -184,6 +188,7 @@ def test_figures_of_several_prompts_are_those_of_all_their_elements(store):
         assert row.elements == parts["elements"].sum()
         assert row.neq == parts["neq"].sum()
         for name in ("rms", "rms_row_ulps", "floor_rms"):
+            # means of prompts of 3 and 5 positions, weighted by their elements
             squares = (parts[name].to_numpy(float) ** 2 * finite).sum() / finite.sum()
             assert getattr(row, name) == pytest.approx(np.sqrt(squares), rel=1e-12), name
         assert row.mean_ulps == pytest.approx(
@@ -212,6 +217,7 @@ def test_the_floor_is_that_of_the_module_and_an_embedding_has_one_of_nought(stor
     # every element by one step of bfloat16 between 1 and 2
     assert table["floor_rms"][4] == pytest.approx(2.0**-7)
     assert along["floor_rms"].to_numpy() == pytest.approx(2.0**-7)
+    # the embedding moves although no reordering moves it: infinitely far beyond its floor
     assert np.isinf(grid[0]).tolist() == [False, False, True, False, False]
     assert grid[4, 3] == pytest.approx(2 / np.sqrt(WIDTH))
 
@@ -227,8 +233,10 @@ def test_the_map_pools_by_maximum_so_that_nothing_is_lost(measure, store):
     )
     with opened(store, run_id) as run:
         grid = cells(run, 0, 0, measure, most=7)
+    # 100 positions in cells of 15 are 7 cells a module
     assert len(grid) == 6 * 7
     (differs,) = grid[grid["value"] > 0].itertuples()
     assert differs.row == 3
     assert differs.first_position <= 41 <= differs.last_position
+    # the other measures have units of their own
     assert differs.value == 5 or measure != "max_ulps"

@@ -92,10 +92,12 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case, condition, name)
     oracle = about["summary"]
     oracle["neq_share"] = oracle["neq"] / (about["positions"] * about["vocab"])
     figure = oracle[name]
+    # the oracle sums in another order, and KL agrees to 1e-6
     beyond, within = figure * (1 - 1e-6), figure * (1 + 1e-6)
     if condition == "same-top1<":
         beyond, within = within, beyond
     assert judged(f"{condition}{within:.15f}", pair).outcome == PASSED
+    # a limit of a share is at most 1
     if figure and beyond <= 1:
         assert judged(f"{condition}{beyond:.15f}", pair).outcome == FAILED
 

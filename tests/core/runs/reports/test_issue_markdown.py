@@ -71,6 +71,7 @@ def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(stor
     header = dataclasses.replace(header, sides=tuple(names))
     with RunWriter(store, header) as writer:
         for side in range(4):
+            # every row of a variant is shifted, so every argmax flips
             writer.write(side, 0, np.roll(calm_sides(header)[0], side, axis=1))
         writer.write_verdict(Verdict("bug suspected", "Planted.", (), pair=2))
         run_id = writer.finish()
@@ -229,6 +230,7 @@ def test_what_was_not_judged_is_never_called_more_than_its_bits_say(
 def test_ratios_by_position_are_those_the_verdict_was_taken_from():
     random = np.random.default_rng(0)
     floor = np.exp(random.normal(0, 1, (4, 500))) * 1e-6
+    # nothing can be divided by it: the verdict takes a hundredth of the median floor there
     floor[:, 7] = 0
     pair = np.exp(random.normal(0, 1, 500)) * 1e-6
     test = floor_test(pair**2, floor**2, WIDE)

@@ -30,6 +30,7 @@ class Faults:
         self.seen.append(request)
         fault = self.plan(*request)
         if fault == "503":
+            # with a body unread the connection is reset, and the client may never see the answer
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml"), ("Connection", "close")])
             return [

@@ -175,6 +175,7 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path):
     sides = calm_sides(header)
     path = write_run(Store(tmp_path), header, sides)
     whole = path.read_bytes()
+    # logits are stored uncompressed, so their bytes are found in the file
     place = whole.index(sides[1][5, 100:132].tobytes())
     path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
     with RunReader(path) as run, pytest.raises(StoreError, match="checksum"):
@@ -198,6 +199,7 @@ def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path):
     assert run.exists()  # the link goes, not what it points to
 
 
+# some are names of DuckDB's own databases, or of the one that a run file is attached as
 ODD_NAMES = [
     "a run of mine",
     "it's",

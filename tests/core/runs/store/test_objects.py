@@ -82,6 +82,7 @@ def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine):
 def test_no_run_is_put_over_another(machine, is_large, monkeypatch):
     if is_large:
         monkeypatch.setattr(objects, "SINGLE_BYTES", 1000)
+        # S3 refuses parts of less than 5 MiB, the last one aside
         monkeypatch.setattr(objects, "PIECE_BYTES", 5 << 20)
     body = place_run(machine("a"), "same")
     with pytest.raises(StoreError, match="run 'same' exists already"):
@@ -104,6 +105,7 @@ def test_a_second_listing_reads_the_index_and_no_run(machine, faults):
     assert faults.count("GET", "one.duckdb") == 0
     for damage in (b"", b"no index", gzip.compress(b"[]"), gzip.compress(b'{"one": {"tag": 1}}')):
         put(machine("a"), INDEX, damage)
+        # on a machine that has read no index yet
         assert list_runs(machine(f"new {len(damage)}")) == cards
     boto3.client("s3").delete_object(**key(machine("a"), INDEX))
     assert list_runs(machine("new")) == cards
@@ -156,6 +158,7 @@ def test_the_files_used_longest_ago_make_room(machine, monkeypatch):
     size = len(place_run(machine("a"), "one"))
     for run_id in ("two", "three"):
         place_run(machine("a"), run_id)
+    # or all three would be spared as just used
     monkeypatch.setattr(objects, "USED_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_LIMITS_CACHE_BYTES", str(2 * size))
     there = machine("b")
@@ -215,6 +218,7 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(machine, faults, method,
     assert machine("b").path_of("one").read_bytes() == body
     faults.plan = first(1000, method, part, "503")
     with pytest.raises(StoreError, match="objects there") as refused:
+        # a fault of PUT lets the read pass, and stops what follows
         (machine("c").path_of("one"), place_run(machine("c"), "one"))
     assert s3_server.SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -304,6 +308,7 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(machin
         list_runs(open_store("s3://nowhere/runs"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    # without keys the client asks the metadata service of a cloud; nothing listens on port 9
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match="no credentials for it"):
         list_runs(machine("without"))

@@ -36,8 +36,10 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path, monkeypatc
     """Ids drawn alike: the second writer draws again, while the first is writing and after it is
     done.
     """
+    # by the first writer once, by the second and the third twice each
     drawn = iter(["aaaa", "aaaa", "bbbb", "aaaa", "cccc"])
     draw = secrets.token_hex
+    # an id ends in two random bytes; folders of unfinished runs have eight
     monkeypatch.setattr(secrets, "token_hex", lambda n: next(drawn) if n == 2 else draw(n))
     store, header = Store(tmp_path), header_of()
     sides = bits_of_sides(header)

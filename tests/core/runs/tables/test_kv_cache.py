@@ -26,6 +26,7 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(store):
         assert run.rows("kv_position", pair=0, prompt=0).empty
     assert table[["prompt", "layer", "kind"]].to_numpy().tolist() == [[1, 7, "key"]] * 2
     figures = table[["head", "elements", "neq", "max_ulps"]].to_numpy().tolist()
+    # a head has 5 positions of 16 values
     assert figures == [[0, 80, 0, 0], [1, 80, 8, 1]]
     assert table["first_position"].fillna(-1).tolist() == [-1, 3]
     a, b = (values_of(side, BFLOAT16).astype(float) for side in (reference, variant))
@@ -87,6 +88,7 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
 def test_a_verdict_comes_back_with_its_floor(store):
     header = header_of()
     places = np.arange(header.rows)
+    # no float format holds sevenths and ninths, so a narrower column would round them
     floor = FloorRows("float32", places / 7, places / 9)
     with writing(store, header) as writer:
         writer.write_verdict(
