@@ -70,6 +70,7 @@ def start(
 def answers(url):
     """Whether a dashboard is up at `url`."""
     with suppress(httpx2.HTTPError):
+        # 401: up, behind a sign-in
         return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)
     return False
 

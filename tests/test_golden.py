@@ -61,6 +61,7 @@ def planted(golden, path):
     if value is None or isinstance(value, bool):
         owner[path[-1]] = 1 if value is None else not value
     elif isinstance(value, float):
+        # ten times the tolerance of `differences`
         owner[path[-1]] = value * (1 + 1e-8) + math.copysign(1e-11, value)
     else:
         owner[path[-1]] = value + 1 if isinstance(value, int) else f"{value}."

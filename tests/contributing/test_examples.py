@@ -54,6 +54,7 @@ def apply(name, folder, *options):
     done = subprocess.run(
         ["git", "apply", "--numstat", *options, HERE / f"{name}.patch"],
         cwd=folder,
+        # within another repository git skips files outside of it, without an error
         env=os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)},
         capture_output=True,
         text=True,

@@ -40,6 +40,7 @@ def test_a_lock_has_every_pinned_package_and_a_hash_of_each(lock):
     text = lock.read_text()
     assert complaints(text) == []
     assert len(ENTRY.findall(text)) > 2 * len(PINNED)
+    # the twins: another version, no hash, an option that leads elsewhere
     assert complaints(text.replace("streamlit==1.67.0", "streamlit==1.0"))
     assert complaints(text + "left-pad==1.0\n")
     assert complaints("--index-url https://example.org\n" + text)

@@ -14,6 +14,7 @@ from tests.core.runs.made_runs import make_run
 from tests.faults.whole import Watched
 from tests.places import ROOT
 
+# from the start of the work to a kill: about as long as one piece of it takes
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 
 

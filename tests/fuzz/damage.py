@@ -55,6 +55,8 @@ def damaged(raw, damages):
         filled = np.flatnonzero(np.frombuffer(bytes(out), np.uint8))
         if not len(filled):
             break
+        # headers of arrays and archives are in the first 160 bytes, a directory in the last 320;
+        # most of a run file is zeros, which nothing reads
         at = {
             "start": int(share * min(len(out), 160)),
             "end": len(out) - 1 - int(share * min(len(out), 320)),

@@ -123,6 +123,7 @@ def _in_child(path, fault, told):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # a planted crash would write gigabytes of memory to the disk
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     how, text = "read", ""
     try:

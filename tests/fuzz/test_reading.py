@@ -78,7 +78,9 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(kind, examples, read, tmp_p
         seen[outcome.how] += 1
         assert outcome.fault == "", outcome
 
+    # `make test` reads the same files every time, a long run others
     (each if examples == LONG else seed(0)(each))()
+    # damage that nothing reads would find nothing
     assert seen["sentence"] > examples // 20
 
 
