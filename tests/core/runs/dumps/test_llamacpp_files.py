@@ -9,6 +9,7 @@ from core.errors import DumpError
 from core.judging.ingest import headers_of, ingest
 from core.runs.dumps.dump import open_dump
 from tests.core.runs.dumps.made_dumps import kl_base_file
+from tests.core.runs.dumps.made_dumps import logits as made_logits
 from tests.core.runs.made_runs import ingested
 
 
@@ -35,7 +36,7 @@ def results_file(path, logits, tokens):
 
 
 def test_a_results_file_is_its_logits_bit_for_bit(store, tmp_path):
-    sides = np.random.default_rng(3).normal(0, 4, (2, 7, 40)).astype(np.float32)
+    sides = made_logits(3, (2, 7, 40))
     tokens = np.arange(7) + 5
     paths = [tmp_path / "a.gguf", tmp_path / "b.gguf"]
     for path, side in zip(paths, sides, strict=True):
@@ -50,9 +51,8 @@ def test_a_results_file_is_its_logits_bit_for_bit(store, tmp_path):
 @pytest.mark.parametrize("vocab", [32, 33])
 def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
     """Two chunks of 12 tokens, of each the rows 6 to 10."""
-    random = np.random.default_rng(0)
-    tokens = random.integers(0, vocab, (2, 12), dtype=np.int32)
-    logits = random.normal(0, 3, (10, vocab)).astype(np.float32)
+    tokens = np.random.default_rng(0).integers(0, vocab, (2, 12), dtype=np.int32)
+    logits = made_logits(0, (10, vocab))
     paths = [tmp_path / "a.kld", tmp_path / "b.kld"]
     for path in paths:
         kl_base_file(path, logits, tokens)
@@ -60,8 +60,8 @@ def test_a_kl_base_file_is_its_rows_to_16_bits(tmp_path, vocab):
         assert dump.rows == 10
         assert dump.vocab == vocab
         assert dump.compute_dtype == "float32"
-        first, second = (prompt.token_ids for prompt in dump.prompts)
-        assert [first, second] == [tuple(each[6:11]) for each in tokens.tolist()]
+        ids = [prompt.token_ids for prompt in dump.prompts]
+        assert ids == [tuple(each[6:11]) for each in tokens.tolist()]
         read = next(dump.chunks())[1][0].view(np.float32)
     logs = log_softmax(logits, axis=1)
     within = logs > logs.max(axis=1, keepdims=True) - 16

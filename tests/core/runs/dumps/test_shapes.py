@@ -18,7 +18,10 @@ def values(dump):
 # ---- token ids
 
 
-@pytest.mark.parametrize("key", ["token_ids", "input_ids", "prompt_token_ids", "tokens"])
+@pytest.mark.parametrize(
+    "key",
+    ["token_ids", "input_ids", "prompt_token_ids", "tokens"],
+)
 @pytest.mark.parametrize("shape", [(ROWS,), (1, ROWS), (ROWS, 1)])
 def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, shape):
     ids = np.arange(5, 5 + ROWS)
@@ -208,7 +211,10 @@ def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
+@pytest.mark.parametrize(
+    "form",
+    ["npz", "npz deflated", "two files", "prompts"],
+)
 def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
     shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
     a = logits(1, (*shape, VOCAB))

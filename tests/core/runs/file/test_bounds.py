@@ -13,6 +13,7 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
+from tests.core.runs.dumps.made_dumps import logits
 from tests.core.runs.made_runs import copied
 from tests.covering import few
 
@@ -30,8 +31,8 @@ def test_what_is_as_long_as_it_may_be_is_read(tmp_path):
 
 
 def many_sides(path, sides, **more):
-    logits = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
-    np.savez(path, **{f"s{i}": logits for i in range(sides)}, **more)
+    side = logits(0, (2, 8))
+    np.savez(path, **{f"s{i}": side for i in range(sides)}, **more)
     return path
 
 

@@ -116,6 +116,10 @@ def noted(text):
     return Labels((), text)
 
 
+def tagged(*tags):
+    return Labels(tags)
+
+
 @pytest.mark.parametrize(
     ("seen", "wanted", "stored", "expected"),
     [
@@ -126,7 +130,7 @@ def noted(text):
             Labels(("b", "x", "c"), "n"),
         ),
         # nobody else changed the tags, so their new order counts
-        (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
+        (tagged("a", "b"), tagged("b", "a"), tagged("a", "b"), tagged("b", "a")),
         (noted("n"), noted("mine"), noted("n"), noted("mine")),
         (noted("n"), noted("n"), noted("theirs"), noted("theirs")),
         (
@@ -138,18 +142,12 @@ def noted(text):
         (noted("n"), noted("same"), noted("same"), noted("same")),
         # an emptied note does not take another person's words away
         (noted("n"), noted(""), noted("theirs"), noted("theirs")),
-        (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
+        (Labels(), Labels(pinned=True), tagged("x"), Labels(("x",), pinned=True)),
         # unpinned by another person meanwhile
-        (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
-        (Labels(("a",)), Labels(), Labels(("a",)), Labels()),
+        (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), tagged("t")),
         (Labels(), Labels(name="mine"), Labels(name="theirs"), Labels(name="mine")),
-        (Labels(name="n"), Labels(("t",), name="n"), Labels(), Labels(("t",))),
-        (
-            Labels(("a",), judged_as="j"),
-            Labels(("b",)),
-            Labels(("a",), judged_as="j"),
-            Labels(("b",), judged_as="j"),
-        ),
+        (Labels(name="n"), Labels(("t",), name="n"), Labels(), tagged("t")),
+        (Labels(judged_as="j"), tagged("b"), Labels(judged_as="j"), Labels(("b",), judged_as="j")),
     ],
 )
 def test_what_two_people_change_at_once_is_all_stored(seen, wanted, stored, expected, tmp_path):
@@ -170,7 +168,8 @@ ADDER = """
 import sys, pathlib
 from core.runs.store import labels
 from core.runs.store.store import Store
-folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder = pathlib.Path(sys.argv[1])
+name = sys.argv[2]
 for number in range(int(sys.argv[3])):
     Store(folder).label("r", labels.Labels((f"{name}{number % 9}",)), labels.Labels())
     Store(folder).label(f"{name}{number}", labels.Labels(("own",)))
