@@ -139,7 +139,10 @@ def test_a_token_is_stored_as_its_digest_for_its_owner_alone(tmp_path):
         tokens.revoke(tmp_path, "ada")
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "../x", "x" * 65, "<b>"])
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a b", "a\n", "../x", "x" * 65, "<b>"],
+)
 def test_a_name_that_cannot_be_read_names_no_token(tmp_path, name):
     with pytest.raises(UsageError, match="cannot name"):
         tokens.add(tmp_path, name)

@@ -83,7 +83,7 @@ def test_figures_are_those_of_llama_perplexity(files):
         expected[f"{share:.1f}% Δp"] = np.percentile(100 * dp, share), None
     assert rows.keys() == expected.keys()
     for name, (value, uncertainty) in expected.items():
-        # these are from float64, the figures from the float32 that a file holds
+        # expected values are from float64, the figures from the float32 of a file
         assert rows[name]["value"] == pytest.approx(value, rel=1e-5, abs=5e-7), name
         if uncertainty is not None:
             uncertainty = pytest.approx(uncertainty, rel=1e-4)

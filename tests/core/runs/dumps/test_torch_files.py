@@ -176,7 +176,7 @@ HOSTILE = {
     "beyond the storage": pickled(100, (ROWS, VOCAB), (VOCAB, 1)),
     "negative": pickled(0, (-1, VOCAB), (VOCAB, 1)),
     "axes": pickled(0, (1,) * 65, (1,) * 65),
-    # 60 levels, each the next one twice: 2^60 numbers to whoever walks them
+    # 60 levels, each holding the next one twice: a walk would meet 2^60 numbers
     "shared lists": pickle.dumps({"token_ids": deep(), "a": deep()}, protocol=2),
     "long lists": pickle.dumps({"token_ids": [[1] * 5000] * 5000}, protocol=2),
     "long texts": pickle.dumps({"tokens": ["x" * 100_000] * 5000}, protocol=2),
