@@ -46,7 +46,8 @@ def start(
     **settings,
 ):
     """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
-    port, began = port or free_port(), time.perf_counter()
+    port = port or free_port()
+    began = time.perf_counter()
     settings = {"store": str(store), "samples": str(RUNS), **settings}
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")
