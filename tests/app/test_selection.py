@@ -102,7 +102,11 @@ def test_a_link_to_a_tab_without_data_says_which_one_is_open(tab, title, count):
     assert warnings(app) == ""
 
 
-@pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    NOT_THERE.values(),
+    ids=NOT_THERE,
+)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sentence):
     app = followed("overview", **link)
     assert not app.error
@@ -111,7 +115,11 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
 
 
 @pytest.mark.spread(7)
-@pytest.mark.parametrize(("link", "place", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+@pytest.mark.parametrize(
+    ("link", "place", "sentence"),
+    OUT_OF_RANGE.values(),
+    ids=OUT_OF_RANGE,
+)
 def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(link, place, sentence):
     app = followed("near_ties", run=RUN, **link)
     assert title(app) == "Near ties"
@@ -253,7 +261,10 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 
 
 @pytest.mark.spread(12)
-@pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
+@pytest.mark.parametrize(
+    "value",
+    ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"],
+)
 @pytest.mark.parametrize("page", WITH_SETTINGS)
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
     settings = [setting for setting in WITH_SETTINGS[page] if is_checked(setting)]

@@ -72,20 +72,17 @@ class Provider:
         )
 
     async def token(self, request):
-        fields = {
-            name: values[0] for name, values in parse_qs((await request.body()).decode()).items()
-        }
+        body = await request.body()
+        fields = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         request_of_code = self._codes.pop(fields.get("code", ""), None)
         challenge = encoded(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
         is_client = request.headers.get("authorization") == f"Basic {basic}"
-        if (
-            request_of_code is None
-            or not is_client
-            or challenge != request_of_code["code_challenge"]
-        ):
+        asked = (request_of_code or {}).get("code_challenge")
+        if not is_client or challenge != asked:
             return JSONResponse({"error": "invalid_grant"}, 400)
-        now, nonce = int(time.time()), request_of_code["nonce"]
+        now = int(time.time())
+        nonce = request_of_code["nonce"]
         claims = {
             "iss": self.url,
             "aud": CLIENT,
@@ -94,9 +91,8 @@ class Provider:
             "exp": now + 300,
             "nonce": nonce,
         }
-        claims = {
-            name: value for name, value in (claims | self.claims).items() if value is not None
-        }
+        claims |= self.claims
+        claims = {name: value for name, value in claims.items() if value is not None}
         token = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)
@@ -108,7 +104,8 @@ class Provider:
         if "client's secret" in self.faults:
             return jwt.encode({"alg": "HS256", "kid": "one"}, claims, OctKey.import_key(SECRET))
         if "unsigned" in self.faults:
-            head, body = (encoded(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
+            head = encoded(json.dumps({"alg": "none"}).encode())
+            body = encoded(json.dumps(claims).encode())
             return f"{head}.{body}."
         return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._key)
 

@@ -1,6 +1,7 @@
 """Who gets in by which sign-in, what ends a session, and what members find behind the gate."""
 
 import asyncio
+import time
 from threading import Event
 
 import httpx2
@@ -80,7 +81,8 @@ def test_the_cookie_is_secure_behind_https():
 
 def test_a_token_signs_in_programs_and_people_until_it_is_revoked(store):
     token = tokens.add(store, "ada")
-    client, program = browser(tokens=True), browser(tokens=True)
+    client = browser(tokens=True)
+    program = browser(tokens=True)
     bearer = {"authorization": f"Bearer {token}"}
     assert sign_in(client, token).status_code == 303
     assert member(client) == "ada"
@@ -100,7 +102,8 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
 ):
     client = browser(password=PASSWORD)
     sign_in(client, PASSWORD)
-    same, changed = browser(password=PASSWORD), browser(password="another horse")
+    same = browser(password=PASSWORD)
+    changed = browser(password="another horse")
     for other in (same, changed):
         other.cookies.update(client.cookies)
     assert member(same) == "member"
@@ -122,7 +125,8 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
 def test_a_session_expires(monkeypatch):
     client = browser(password=PASSWORD, session_hours=1)
     sign_in(client, PASSWORD)
-    moment = __import__("time").time()
+    # the patch replaces time.time for everybody, so the moment is taken first
+    moment = time.time()
     monkeypatch.setattr("itsdangerous.timed.time.time", lambda: moment + 3590)
     assert member(client) == "member"
     monkeypatch.setattr("itsdangerous.timed.time.time", lambda: moment + 3610)
@@ -237,7 +241,8 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     """While a guess is checked, more of its address are refused at once; others wait for that one
     alone.
     """
-    may_go_on, checked = Event(), []
+    may_go_on = Event()
+    checked = []
 
     def is_password(configured, typed):
         may_go_on.wait(30)

@@ -115,7 +115,11 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "shown"), ASKED, ids=[str(asked) for asked, _ in ASKED])
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    ASKED,
+    ids=[str(asked) for asked, _ in ASKED],
+)
 def test_what_is_asked_for_is_what_is_shown(asked, shown):
     assert [card.run_id for card in matching(CARDS, Filters(**asked), LABELS, PROMPTS)] == shown
 
@@ -176,7 +180,8 @@ def test_a_run_without_logits_has_no_share_of_them(own_store):
 
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
-    read, original = [], store_cache.prompt_texts
+    read = []
+    original = store_cache.prompt_texts
     monkeypatch.setattr(
         store_cache,
         "prompt_texts",

@@ -19,7 +19,7 @@ from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_r
 from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
-from tests.core.runs.made_runs import calm_sides, header_of, make_run, write_run
+from tests.core.runs.made_runs import header_of, make_run, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 from tests.places import CASES
 
@@ -75,7 +75,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     header = header_of()
     request = CaptureRequest(model="m", prompts=("it's",), prompt_lists=("two of them.jsonl",))
     header = replace(header, provenance=replace(header.provenance, request=request.to_json()))
-    write_run(own_store, header, calm_sides(header), "bare")
+    write_run(own_store, header, run_id="bare")
     app = open_page("layers", run="bare")
     assert "`--layers`" in app.info[0].value
     assert codes(app) == [
