@@ -23,7 +23,9 @@ def _plain(name):
 def complaints(lock):
     """What is wrong with the text of a lock, in words."""
     body = re.sub(r"^#.*\n", "", lock, flags=re.MULTILINE)
-    entries = {_plain(found[1]): found[2].partition("+")[0] for found in ENTRY.finditer(body)}
+    entries = {}
+    for name, version, _ in ENTRY.findall(body):
+        entries[_plain(name)] = version.partition("+")[0]
     left = ENTRY.sub("", body).split()
     return [
         *([f"no package with a hash: {left[0]}"] if left else []),

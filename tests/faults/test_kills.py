@@ -22,7 +22,8 @@ def _kill(work, times, tmp_path):
     store = Store(tmp_path / "store")
     for number in range(3):
         make_run(store, number)
-    watched, chance = Watched(store), random.Random(times)
+    watched = Watched(store)
+    chance = random.Random(times)
     watched.check()
     command = [sys.executable, "-m", "tests.faults.nursery"]
     orders = [
@@ -45,7 +46,10 @@ def _kill(work, times, tmp_path):
     return watched
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(45, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "times",
+    [6, pytest.param(45, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("work", ["change", "ingest"])
 def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
     work,
