@@ -46,7 +46,8 @@ def start(
     **settings,
 ):
     """Return a server that answers. settings: of its configuration, `store` for ULPSCOPE_STORE."""
-    port, began = port or free_port(), time.perf_counter()
+    port = port or free_port()
+    began = time.perf_counter()
     settings = {"store": str(store), "samples": str(RUNS), **settings}
     environment = {
         name: value for name, value in os.environ.items() if not name.startswith("ULPSCOPE_")
@@ -70,6 +71,7 @@ def start(
 def answers(url):
     """Whether a dashboard is up at `url`."""
     with suppress(httpx2.HTTPError):
+        # 401: up, behind a sign-in
         return httpx2.get(f"{url}/_stcore/health", timeout=1).status_code in (200, 401)
     return False
 

@@ -36,6 +36,7 @@ def test_the_gpu_script_captures_its_pairs_on_a_processor_too():
         timeout=300,
     )
     lines = [json.loads(line) for line in done.stdout.splitlines() if line.startswith("{")]
+    # the variants of the four captures in PAIRS of benchmarks/gpu.py
     assert len(lines) == 1 + 2 + 3 + 6
     assert {line["reference"] for line in lines} == {"prefill", "decode"}
     assert all(line["overhead"] > 0 and line["positions"] == 40 for line in lines)
@@ -55,6 +56,7 @@ def test_power_counts_what_finds_two_faults(tmp_path, monkeypatch, capsys):
     ours = next(line for line in table.splitlines() if line.startswith("| ULPscope, with a model"))
     assert ours.split(" | ")[-2:] == ["8", "0 |"]
     pairs = read_lines(results)
+    # in each of two dtypes the sound case and both faults, each fault in two sizes
     assert len(pairs) == 2 * (1 + 2 * 2)
     whole = [pair for pair in pairs if pair["case"] == cooled.name and pair["setting"] == "float32"]
     # a temperature moves no token and no direction

@@ -49,7 +49,9 @@ def parse(command):
         : next((n for n, word in enumerate(words) if set(word) <= set(";&|)>")), len(words))
     ]
     rest = words[3:] if words[1] == "-m" else words[1:]
-    made, name, context = app, "ulpscope", None
+    made = app
+    name = "ulpscope"
+    context = None
     with contextlib.ExitStack() as contexts:
         while made is not None:
             context = contexts.enter_context(made.make_context(name, list(rest), parent=context))
@@ -100,7 +102,11 @@ def is_there(place, anchor):
     return place.exists() and anchor in ["", *anchors]
 
 
-@pytest.mark.parametrize("page", [*PAGES, ROOT / "CHANGELOG.md"], ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "page",
+    [*PAGES, ROOT / "CHANGELOG.md"],
+    ids=lambda path: path.stem,
+)
 def test_links_anchors_and_named_files_are_there(page):
     text = without_code(page)
     links = [

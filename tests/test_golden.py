@@ -61,6 +61,7 @@ def planted(golden, path):
     if value is None or isinstance(value, bool):
         owner[path[-1]] = 1 if value is None else not value
     elif isinstance(value, float):
+        # ten times the tolerance of `differences`
         owner[path[-1]] = value * (1 + 1e-8) + math.copysign(1e-11, value)
     else:
         owner[path[-1]] = value + 1 if isinstance(value, int) else f"{value}."
@@ -68,14 +69,12 @@ def planted(golden, path):
 
 
 def leaves(value, path=()):
-    if isinstance(value, dict):
-        items = value.items()
-    elif isinstance(value, list):
-        items = enumerate(value)
-    else:
+    if isinstance(value, list):
+        value = dict(enumerate(value))
+    if not isinstance(value, dict):
         yield path
         return
-    for key, each in items:
+    for key, each in value.items():
         yield from leaves(each, (*path, key))
 
 
@@ -83,26 +82,17 @@ def differences(got, want, place=""):
     """Return the places where an output is not the golden one: floats to 1e-9 relative or 1e-12,
     all else exactly.
     """
-    if isinstance(want, dict) and isinstance(got, dict):
-        missing = [f"{place}/{key}: only on one side" for key in got.keys() ^ want.keys()]
-        return missing + [
-            d
-            for key in want.keys() & got.keys()
-            for d in differences(got[key], want[key], f"{place}/{key}")
-        ]
-    if isinstance(want, list) and isinstance(got, list) and len(want) == len(got):
-        return [
-            d
-            for i, (x, y) in enumerate(zip(got, want, strict=True))
-            for d in differences(x, y, f"{place}[{i}]")
-        ]
-    if isinstance(want, float) and isinstance(got, float):
-        return (
-            []
-            if math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-12)
-            else [f"{place}: {got!r}, not {want!r}"]
-        )
-    return [] if type(got) is type(want) and got == want else [f"{place}: {got!r}, not {want!r}"]
+    if type(got) is type(want) is list:
+        got, want = (dict(enumerate(each)) for each in (got, want))
+    if type(got) is type(want) is dict:
+        found = [f"{place}/{key}: only on one side" for key in got.keys() ^ want.keys()]
+        for key in want.keys() & got.keys():
+            found += differences(got[key], want[key], f"{place}/{key}")
+        return found
+    is_same = type(got) is type(want) and got == want
+    if type(got) is type(want) is float:
+        is_same = math.isclose(got, want, rel_tol=1e-9, abs_tol=1e-12)
+    return [] if is_same else [f"{place}: {got!r}, not {want!r}"]
 
 
 def run(line):

@@ -49,7 +49,10 @@ def run(installed, *arguments, has_clone=True):
     return done.stdout
 
 
-@pytest.mark.parametrize("imports", ["import ulpscope, core", "import core, ulpscope"])
+@pytest.mark.parametrize(
+    "imports",
+    ["import ulpscope, core", "import core, ulpscope"],
+)
 def test_a_clone_has_one_copy_of_every_module_under_both_names(imports, installed):
     run(installed, "-c", SAME.format(imports=imports, root=str(ROOT)))
 

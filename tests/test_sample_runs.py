@@ -2,6 +2,7 @@
 
 import hashlib
 import re
+from contextlib import ExitStack
 
 import pandas as pd
 import pytest
@@ -36,10 +37,8 @@ def test_the_digest_in_the_readme_is_the_files(path):
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.stem)
 def test_a_sample_run_is_whole_and_judged(path):
-    expected = {"injected-bug": "bug suspected", "llamacpp-kv-float16": "lower precision"}.get(
-        path.stem,
-        "rounding",
-    )
+    others = {"injected-bug": "bug suspected", "llamacpp-kv-float16": "lower precision"}
+    expected = others.get(path.stem, "rounding")
     read_whole(path)
     with RunReader(path) as run:
         assert all(side.sha256 in README for side in run.sides)
@@ -62,8 +61,8 @@ def test_the_rollout_is_rounding_until_a_temperature_is_named_at_the_last_step()
 
 
 def test_each_shows_what_it_is_for():
-    shown = {path.stem: RunReader(path) for path in RUNS}
-    try:
+    with ExitStack() as stack:
+        shown = {path.stem: stack.enter_context(RunReader(path)) for path in RUNS}
         flips = shown["fresh-against-cached"].positions(0)
         assert set(flips[flips["is_flip"]]["prompt"]) == {0, 1}
         assert ["decode+batch:2", "decode+batch:8"] in shown["batch-1-against-n"].classes
@@ -80,9 +79,6 @@ def test_each_shows_what_it_is_for():
         figures = continued.positions(0).set_index(["prompt", "position"])
         for prompt, made in continued.generations.items():
             assert figures.loc[(prompt, made.parting(1)), "is_flip"]
-    finally:
-        for run in shown.values():
-            run.close()
 
 
 @pytest.mark.model

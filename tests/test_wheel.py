@@ -102,6 +102,7 @@ def link(distributions, folder):
     """Links in `folder` to all files of these distributions."""
     folder.mkdir(parents=True)
     for one in distributions:
+        # scripts lie in ../../../bin
         for name in {Path(file).parts[0] for file in one.files or ()} - {"..", "__pycache__"}:
             place = Path(str(one.locate_file(name)))
             if place.exists() and not (folder / name).exists():

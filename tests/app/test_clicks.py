@@ -5,6 +5,7 @@ from streamlit.testing.v1 import AppTest
 
 
 def with_helper():
+    # AppTest runs the source of this function alone
     import streamlit as st
 
     from app.shell import widgets

@@ -63,6 +63,7 @@ def test_nothing_unseen_is_copied_and_no_command_but_ours(page, bare_store):
     app = open_page(page, ("copy_report",), run="unjudged")
     found = codes(app)
     assert found[0].startswith("ulpscope ")
+    # U+202E in the octal escapes of bash, which a reader sees and a shell undoes
     assert "\\342\\200\\256" in found[0]
     assert [(harmful(text), text) for text in found if harmful(text)] == []
     assert len(found) == (2 if page == "overview" else 1)

@@ -86,7 +86,8 @@ def texts(app):
             yield from walk(child)
 
     for node in walk(app._tree):
-        kind, proto = getattr(node, "type", ""), getattr(node, "proto", None)
+        kind = getattr(node, "type", "")
+        proto = getattr(node, "proto", None)
         if kind in ("arrow_data_frame", "plotly_chart") or not hasattr(proto, "ListFields"):
             continue
         if kind in ("table", "arrow_table"):
@@ -129,7 +130,10 @@ def hostile_run(store, sample):
     )
 
 
-@pytest.mark.parametrize(("sample", "page"), covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]))
+@pytest.mark.parametrize(
+    ("sample", "page"),
+    covering(SAMPLES, list(PAGES), whole=SAMPLES[:1]),
+)
 def test_no_text_of_a_run_becomes_markup(page, sample, hostile):
     hostile(sample)
     app = open_page(
@@ -178,7 +182,10 @@ def test_a_refused_file_and_a_link_that_lies_are_quoted_inert(bare_store):
         assert seen(open_page(page, **link)) == set()
 
 
-@pytest.mark.parametrize("text", [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"])
+@pytest.mark.parametrize(
+    "text",
+    [HOSTILE, f"`{HOSTILE}`", f"**{HOSTILE}**"],
+)
 def test_the_measure_sees_all_that_a_text_can_become(text):
     assert set(live(text)) >= {"a link", "HTML", "emphasis", "a colour", "an address", "a heading"}
     assert live(escape(HOSTILE)) == live(f"`{code(HOSTILE)}`") == []

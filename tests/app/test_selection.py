@@ -102,7 +102,11 @@ def test_a_link_to_a_tab_without_data_says_which_one_is_open(tab, title, count):
     assert warnings(app) == ""
 
 
-@pytest.mark.parametrize(("link", "sentence"), NOT_THERE.values(), ids=NOT_THERE)
+@pytest.mark.parametrize(
+    ("link", "sentence"),
+    NOT_THERE.values(),
+    ids=NOT_THERE,
+)
 def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sentence):
     app = followed("overview", **link)
     assert not app.error
@@ -111,7 +115,11 @@ def test_a_link_to_what_is_not_there_gets_a_sentence_and_the_gallery(link, sente
 
 
 @pytest.mark.spread(7)
-@pytest.mark.parametrize(("link", "place", "sentence"), OUT_OF_RANGE.values(), ids=OUT_OF_RANGE)
+@pytest.mark.parametrize(
+    ("link", "place", "sentence"),
+    OUT_OF_RANGE.values(),
+    ids=OUT_OF_RANGE,
+)
 def test_a_link_to_a_position_out_of_range_opens_its_page_at_the_nearest_one(link, place, sentence):
     app = followed("near_ties", run=RUN, **link)
     assert title(app) == "Near ties"
@@ -138,6 +146,7 @@ def test_a_link_without_a_position_opens_at_the_first_flip_and_one_with_a_positi
 
 def test_a_link_to_another_run_within_a_session_leaves_the_position_of_the_last_one():
     app = followed("near_ties", run=RUN, prompt="1", position="7")
+    # as a browser's click on a link asks: AppTest.switch_page would drop the query
     app._page_hash = calc_hash("flips")
     app.query_params.clear()
     app.query_params |= {"run": "batch-1-against-n", "variant": "prefill"}
@@ -190,6 +199,7 @@ def test_a_second_run_says_again_what_the_widgets_of_a_link_show():
     app.run()
     chosen = [app.selectbox(key=key) for key in ("run", "variant", "strip_colour")]
     assert [box.value for box in chosen] == [RUN, "decode", "mean ULPs"]
+    # Streamlit sends a value that the script set once, unless it is set again
     assert all(box.proto.set_value for box in chosen)
 
 
@@ -251,7 +261,10 @@ def test_a_link_restores_what_the_pages_own_controls_were_set_to(page):
 
 
 @pytest.mark.spread(12)
-@pytest.mark.parametrize("value", ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"])
+@pytest.mark.parametrize(
+    "value",
+    ["nonsense", "-1", "65", "4.0", "9" * 5000, "<b>", "\x00"],
+)
 @pytest.mark.parametrize("page", WITH_SETTINGS)
 def test_a_link_with_impossible_settings_gets_sentences_and_the_defaults(page, value):
     settings = [setting for setting in WITH_SETTINGS[page] if is_checked(setting)]
@@ -347,6 +360,7 @@ def test_what_the_browser_asks_for_is_checked(asked, expected, monkeypatch):
         view = view_of(run, prompt=1, position=7)
         go = {"stamp": selection.stamp(view), **asked} if isinstance(asked, dict) else asked
         session = {"view": view, "position": 7, "strip": {"go": go}}
+        # no script runs here, so a plain dict stands in for Streamlit's session
         monkeypatch.setattr("streamlit.session_state", session)
         token_strip._go("strip", view)
     assert session["position"] == expected

@@ -42,6 +42,7 @@ def dashboard(tmp_path_factory):
 @pytest.fixture(scope="session")
 def browser():
     with sync_playwright() as playwright:
+        # the sandbox needs user namespaces, which containers often lack; the rest saves requests
         options = [
             "--no-sandbox",
             "--disable-gpu",

@@ -42,6 +42,7 @@ def test_the_viewer_never_loads_torch(page, dashboard):
             dashboard,
             f"{'' if each.name == 'runs' else each.name}?run=fresh-against-cached",
         )
+    # of the server's process, whatever imported it
     libraries = Path(f"/proc/{dashboard.process.pid}/maps").read_text()
     assert "libtorch" not in libraries
     assert "duckdb" in libraries  # the look at the process does see what it has loaded

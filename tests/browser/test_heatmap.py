@@ -86,6 +86,7 @@ def test_one_differing_logit_is_seen_clicked_reached_and_told(page, dashboard, r
         assert y0 <= ROW < y1
         assert x0 <= TOKEN < x1
         assert canvas.evaluate(COLOURED), (y0, y1, x0, x1)  # at every zoom
+        # the smallest window, SPAN of colours.js
         if (y1 - y0, x1 - x0) == (4, 8):
             break
     assert y1 - y0 == 4

@@ -75,7 +75,10 @@ def test_the_ring_is_around_the_selected_point(page, dashboard):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("form", "begins"), [("SVG", b"<svg"), ("PNG", b"\x89PNG")])
+@pytest.mark.parametrize(
+    ("form", "begins"),
+    [("SVG", b"<svg"), ("PNG", b"\x89PNG")],
+)
 def test_figures_are_saved_as_chosen_under_the_name_of_run_and_position(
     page,
     dashboard,

@@ -34,6 +34,7 @@ def dump_of(folder):
 
 def change(store, seed):
     """Delete a run or restore one."""
+    # more restored than deleted, or the store would soon hold a single run
     if (deleted := store.deleted()) and random.Random(seed).random() < 0.7:
         store.restore(deleted[0].run_id)
     elif len(store.paths()) > 1:
@@ -59,12 +60,14 @@ WORK = {"change": change, "ingest": ingest_one, "careless": careless}
 
 def _child(work, store, seed, begun):
     try:
+        # the parent answers on standard output
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         os.write(begun, b".")
         for step in range(1_000_000):
             WORK[work](store, seed * 1000 + step)
     except BaseException:
         traceback.print_exc()
+    # without the parent's buffers and exit handlers, which the fork has copied
     os._exit(1)
 
 
@@ -91,6 +94,7 @@ def main():
         os.close(begin)
         os.read(begun, 1)
         if work != "change":
+            # twenty milliseconds of writing would fit between two usual looks
             until(lambda store=store: _is_writing(store), every=0.0005)
         time.sleep(seconds)  # the moment at which it dies
         os.kill(child, signal.SIGKILL)

@@ -14,6 +14,7 @@ from tests.core.runs.made_runs import make_run
 from tests.faults.whole import Watched
 from tests.places import ROOT
 
+# from the start of the work to a kill: about as long as one piece of it takes
 LONGEST_SECONDS = {"change": 0.02, "ingest": 0.06, "careless": 0.05}
 
 
@@ -21,7 +22,8 @@ def _kill(work, times, tmp_path):
     store = Store(tmp_path / "store")
     for number in range(3):
         make_run(store, number)
-    watched, chance = Watched(store), random.Random(times)
+    watched = Watched(store)
+    chance = random.Random(times)
     watched.check()
     command = [sys.executable, "-m", "tests.faults.nursery"]
     orders = [
@@ -44,7 +46,10 @@ def _kill(work, times, tmp_path):
     return watched
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(45, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize(
+    "times",
+    [6, pytest.param(45, marks=pytest.mark.thorough)],
+)
 @pytest.mark.parametrize("work", ["change", "ingest"])
 def test_a_worker_killed_at_any_moment_leaves_whole_runs_and_all_of_them(
     work,

@@ -4,6 +4,7 @@ CRC-32.
 
 import gzip
 import io
+import re
 import zipfile
 from pathlib import Path
 
@@ -55,6 +56,8 @@ def damaged(raw, damages):
         filled = np.flatnonzero(np.frombuffer(bytes(out), np.uint8))
         if not len(filled):
             break
+        # headers of arrays and archives are in the first 160 bytes, a directory in the last 320;
+        # most of a run file is zeros, which nothing reads
         at = {
             "start": int(share * min(len(out), 160)),
             "end": len(out) - 1 - int(share * min(len(out), 320)),
@@ -64,11 +67,11 @@ def damaged(raw, damages):
             out[at] ^= 1 << value % 8
         elif kind == "number":
             width = (1, 2, 4, 8)[length % 4]
-            out[at : at + width] = (value % (1 << 8 * width)).to_bytes(width, "little")[
-                : len(out) - at
-            ]
+            raw_number = (value % (1 << 8 * width)).to_bytes(width, "little")
+            out[at : at + width] = raw_number[: len(out) - at]
         elif kind == "digits":  # the next number of a text header
-            at = next((n for n in range(at, min(at + 200, len(out))) if chr(out[n]).isdigit()), at)
+            digit = re.search(rb"\d", out[at : at + 200])
+            at += digit.start() if digit else 0
             out[at : at + 1] = str(value).encode()[:length]
         elif kind == "cut":
             del out[at : at + length]

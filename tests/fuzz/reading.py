@@ -73,7 +73,8 @@ def read_everything(path):
 
 def _read_run(path):
     with RunReader(path) as run:
-        rows, vocab = run.header.rows, run.header.vocab
+        rows = run.header.rows
+        vocab = run.header.vocab
         if run.header.k is not None:
             _read_lists(run)
         for side in range(len(run.sides)):
@@ -123,15 +124,19 @@ def _in_child(path, fault, told):
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)  # DuckDB's last words
     limit = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize() + MEMORY
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    # a planted crash would write gigabytes of memory to the disk
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    how, text = "read", ""
+    how = "read"
+    text = ""
     try:
         _plant(fault)
         read_everything(path)
     except UlpscopeError as error:
-        how, text = "sentence", str(error)
+        how = "sentence"
+        text = str(error)
     except BaseException as error:
-        how, text = "exception", repr(error)[:500]
+        how = "exception"
+        text = repr(error)[:500]
     os.write(told, json.dumps({"how": how, "text": text}).encode())
     os._exit(0)
 

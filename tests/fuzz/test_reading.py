@@ -32,7 +32,8 @@ def read():
         stdout=subprocess.PIPE,
         text=True,
     ) as process:
-        send, answer = process.stdin, process.stdout
+        send = process.stdin
+        answer = process.stdout
 
         def ask(path, fault=""):
             send.write(json.dumps([str(path), fault]) + "\n")
@@ -49,8 +50,14 @@ def test_a_whole_file_is_read(name, read, tmp_path):
     assert read(tmp_path / name) == Outcome("read", "")
 
 
-@pytest.mark.parametrize("examples", [8, pytest.param(LONG, marks=pytest.mark.thorough)])
-@pytest.mark.parametrize("kind", ["dump", "archive behind its checksums", "run"])
+@pytest.mark.parametrize(
+    "examples",
+    [8, pytest.param(LONG, marks=pytest.mark.thorough)],
+)
+@pytest.mark.parametrize(
+    "kind",
+    ["dump", "archive behind its checksums", "run"],
+)
 def test_a_damaged_file_is_a_sentence_or_what_it_was(kind, examples, read, tmp_path):
     files = {"dump": DUMPS, "run": RUNS}.get(kind, ARCHIVES)
     seen = Counter()
@@ -78,7 +85,9 @@ def test_a_damaged_file_is_a_sentence_or_what_it_was(kind, examples, read, tmp_p
         seen[outcome.how] += 1
         assert outcome.fault == "", outcome
 
+    # `make test` reads the same files every time, a long run others
     (each if examples == LONG else seed(0)(each))()
+    # or the damage would be in bytes that nothing reads
     assert seen["sentence"] > examples // 20
 
 

@@ -42,6 +42,7 @@ def judge_paths(model, names):
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
+    # oneDNN chooses its kernels by the processor
     torch.backends.mkldnn.enabled = False
     with quiet():
         print(json.dumps({model: judge_paths(model, names) for model, names in PATHS.items()}))

@@ -14,16 +14,6 @@ from tests.shell import command_in
 DOCUMENT = ROOT / "docs" / "reference" / "api.md"
 
 
-def examples(text):
-    return re.findall(r"^```bash\n(.*?)^```$", text, re.S | re.M)
-
-
-def _script(url):
-    """All of them in order, as a reader would paste them, stopping at the first that fails."""
-    found = [text.replace("http://127.0.0.1:8501", url) for text in examples(DOCUMENT.read_text())]
-    return "set -eu -o pipefail\n" + "\n".join(found)
-
-
 @pytest.mark.thorough
 @pytest.mark.skipif(
     not all(map(shutil.which, ("curl", "openssl", "bash"))),
@@ -46,8 +36,11 @@ def test_every_example_does_what_it_says(tmp_path):
             "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
             "ULPSCOPE_STORE": str(tmp_path / "own"),
         }
+        # in order, as a reader would paste them; the first that fails ends them
+        examples = re.findall(r"^```bash\n(.*?)^```$", DOCUMENT.read_text(), re.S | re.M)
+        script = "\n".join(["set -eu -o pipefail", *examples])
         done = subprocess.run(
-            ["bash", "-c", _script(server.url)],
+            ["bash", "-c", script.replace("http://127.0.0.1:8501", server.url)],
             cwd=tmp_path,
             env=environment,
             capture_output=True,

@@ -33,6 +33,7 @@ class Provider:
         self.claims = {}
         self.faults = set()
         self._key = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
+        # the same key id, so that the signature alone is wrong
         self._other = RSAKey.generate_key(2048, {"kid": "one"}, private=True)
         self._codes = {}
 
@@ -45,6 +46,7 @@ class Provider:
         ]
 
     async def discovery(self, _):
+        # the last two are offered, and a server must not take them
         algorithms = ["RS256", "HS256", "none"]
         return JSONResponse(
             {
@@ -70,20 +72,17 @@ class Provider:
         )
 
     async def token(self, request):
-        fields = {
-            name: values[0] for name, values in parse_qs((await request.body()).decode()).items()
-        }
+        body = await request.body()
+        fields = {name: values[0] for name, values in parse_qs(body.decode()).items()}
         basic = base64.b64encode(f"{CLIENT}:{SECRET}".encode()).decode()
         request_of_code = self._codes.pop(fields.get("code", ""), None)
         challenge = encoded(hashlib.sha256(fields.get("code_verifier", "").encode()).digest())
         is_client = request.headers.get("authorization") == f"Basic {basic}"
-        if (
-            request_of_code is None
-            or not is_client
-            or challenge != request_of_code["code_challenge"]
-        ):
+        asked = (request_of_code or {}).get("code_challenge")
+        if not is_client or challenge != asked:
             return JSONResponse({"error": "invalid_grant"}, 400)
-        now, nonce = int(time.time()), request_of_code["nonce"]
+        now = int(time.time())
+        nonce = request_of_code["nonce"]
         claims = {
             "iss": self.url,
             "aud": CLIENT,
@@ -92,9 +91,8 @@ class Provider:
             "exp": now + 300,
             "nonce": nonce,
         }
-        claims = {
-            name: value for name, value in (claims | self.claims).items() if value is not None
-        }
+        claims |= self.claims
+        claims = {name: value for name, value in claims.items() if value is not None}
         token = {"access_token": "a", "token_type": "Bearer", "expires_in": 300}
         if "no token" in self.faults:
             return JSONResponse(token)
@@ -106,7 +104,8 @@ class Provider:
         if "client's secret" in self.faults:
             return jwt.encode({"alg": "HS256", "kid": "one"}, claims, OctKey.import_key(SECRET))
         if "unsigned" in self.faults:
-            head, body = (encoded(json.dumps(part).encode()) for part in ({"alg": "none"}, claims))
+            head = encoded(json.dumps({"alg": "none"}).encode())
+            body = encoded(json.dumps(claims).encode())
             return f"{head}.{body}."
         return jwt.encode({"alg": "RS256", "kid": "one"}, claims, self._key)
 

@@ -39,6 +39,7 @@ def browser(
     return TestClient(
         Starlette(routes=routes, middleware=protection),
         base_url=url,
+        # Starlette's own is called `testclient`, which is no loopback address
         client=("127.0.0.1", 50000),
         follow_redirects=False,
     )

@@ -1,6 +1,7 @@
 """Who gets in by which sign-in, what ends a session, and what members find behind the gate."""
 
 import asyncio
+import time
 from threading import Event
 
 import httpx2
@@ -64,6 +65,7 @@ def test_a_person_is_sent_to_the_sign_in_and_back_and_a_program_gets_401():
     client = browser(password=PASSWORD)
     sent = client.get("/flips?run=a&x=%20", headers={"accept": "text/html"})
     assert sent.status_code == 303
+    # the query is quoted once more, as a value of another query
     assert sent.headers["location"] == "/sign-in?next=%2Fflips%3Frun%3Da%26x%3D%2520"
     assert 'value="/flips?run=a&amp;x=%20"' in client.get(sent.headers["location"]).text
     assert client.get("/api/runs").json()["error"].startswith("Sign in first")
@@ -79,7 +81,8 @@ def test_the_cookie_is_secure_behind_https():
 
 def test_a_token_signs_in_programs_and_people_until_it_is_revoked(store):
     token = tokens.add(store, "ada")
-    client, program = browser(tokens=True), browser(tokens=True)
+    client = browser(tokens=True)
+    program = browser(tokens=True)
     bearer = {"authorization": f"Bearer {token}"}
     assert sign_in(client, token).status_code == 303
     assert member(client) == "ada"
@@ -99,7 +102,8 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
 ):
     client = browser(password=PASSWORD)
     sign_in(client, PASSWORD)
-    same, changed = browser(password=PASSWORD), browser(password="another horse")
+    same = browser(password=PASSWORD)
+    changed = browser(password="another horse")
     for other in (same, changed):
         other.cookies.update(client.cookies)
     assert member(same) == "member"
@@ -113,6 +117,7 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
     )
     assert member(other) is None
     client.cookies.clear()
+    # a cookie ends in its signature
     client.cookies.set(name, value[:-3] + "AAA")
     assert member(client) is None
 
@@ -120,7 +125,8 @@ def test_a_changed_password_ends_sessions_and_a_cookie_of_another_store_is_none(
 def test_a_session_expires(monkeypatch):
     client = browser(password=PASSWORD, session_hours=1)
     sign_in(client, PASSWORD)
-    moment = __import__("time").time()
+    # the patch replaces time.time for everybody, so the moment is taken first
+    moment = time.time()
     monkeypatch.setattr("itsdangerous.timed.time.time", lambda: moment + 3590)
     assert member(client) == "member"
     monkeypatch.setattr("itsdangerous.timed.time.time", lambda: moment + 3610)
@@ -148,6 +154,7 @@ def test_a_session_expires(monkeypatch):
             },
             None,
         ),
+        # some servers read underscores in header names as dashes
         ({"X_Forwarded_User": "ada@example.org", **PROVEN}, None),
         (PROVEN, None),
     ],
@@ -234,7 +241,8 @@ def test_wrong_guesses_of_one_address_delay_no_other(monkeypatch):
     """While a guess is checked, more of its address are refused at once; others wait for that one
     alone.
     """
-    may_go_on, checked = Event(), []
+    may_go_on = Event()
+    checked = []
 
     def is_password(configured, typed):
         may_go_on.wait(30)

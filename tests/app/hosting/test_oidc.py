@@ -75,7 +75,10 @@ def test_claims_that_let_nobody_in(provider, claims, status):
     assert client.get("/x").status_code == 401
 
 
-@pytest.mark.parametrize("fault", ["other key", "unsigned", "client's secret", "no token"])
+@pytest.mark.parametrize(
+    "fault",
+    ["other key", "unsigned", "client's secret", "no token"],
+)
 def test_a_token_that_the_provider_did_not_sign(provider, fault):
     provider.faults = {fault}
     client = client_of(provider)
@@ -84,7 +87,8 @@ def test_a_token_that_the_provider_did_not_sign(provider, fault):
 
 
 def test_an_answer_counts_once_and_in_the_browser_that_asked(provider):
-    client, other = client_of(provider), client_of(provider)
+    client = client_of(provider)
+    other = client_of(provider)
     back = way_back(client)
     assert other.get(back).status_code == 400
     assert client.get(back).status_code == 303
@@ -99,6 +103,7 @@ def test_the_way_back_leads_nowhere_else(provider):
 def test_a_provider_that_is_gone_is_a_sentence(provider):
     client = browser(
         public_url=URL,
+        # nothing listens on the port of the discard service
         oidc_issuer="http://127.0.0.1:9",
         oidc_client_id="a",
         oidc_client_secret="b",

@@ -40,6 +40,7 @@ def test_the_form_comes_back_as_it_was_left():
     app.checkbox(key="capture_judge").uncheck().run()
     enter(app, "selectbox", "capture_model", "smollm2")
     enter(app, "multiselect", "capture_variants", ["static"])
+    # AppTest looks for pages from the folder of the main script, app/
     app.switch_page("../pages/runs.py").run()
     app.switch_page("../pages/new_run.py").run()
     assert not app.exception

@@ -12,7 +12,7 @@ from core.judging.ingest import ingest
 from core.runs.file.records import KEEPS
 from core.runs.store.store import open_store
 from tests.app.opening import open_page, page_text
-from tests.core.runs.made_runs import calm_sides, header_of, write_run
+from tests.core.runs.made_runs import header_of, write_run
 from tests.core.runs.store import s3_server
 from tests.covering import covering, thorough
 from tests.places import CASES, ROOT, RUNS
@@ -59,7 +59,7 @@ def kept_runs(store):
     """A run with its logits, one with figures only."""
     header = header_of("float32", (12,), 64)
     for kept in KEEPS:
-        write_run(store, replace(header, keep=kept), calm_sides(header), f"kept-{kept}")
+        write_run(store, replace(header, keep=kept), run_id=f"kept-{kept}")
 
 
 @pytest.mark.spread(8)

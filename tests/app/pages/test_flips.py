@@ -49,7 +49,10 @@ def test_every_flip_of_every_prompt_is_listed_with_what_each_side_makes_of_both_
     )
 
 
-@pytest.mark.parametrize(("position", "rows"), [("36", [2]), ("30", [1]), ("31", [])])
+@pytest.mark.parametrize(
+    ("position", "rows"),
+    [("36", [2]), ("30", [1]), ("31", [])],
+)
 def test_the_row_of_the_selected_position_is_the_marked_one(position, rows):
     app = opened(prompt="1", position="144")
     enter(app, "number_input", "position", int(position))

@@ -115,7 +115,11 @@ ASKED = [
 ]
 
 
-@pytest.mark.parametrize(("asked", "shown"), ASKED, ids=[str(asked) for asked, _ in ASKED])
+@pytest.mark.parametrize(
+    ("asked", "shown"),
+    ASKED,
+    ids=[str(asked) for asked, _ in ASKED],
+)
 def test_what_is_asked_for_is_what_is_shown(asked, shown):
     assert [card.run_id for card in matching(CARDS, Filters(**asked), LABELS, PROMPTS)] == shown
 
@@ -176,12 +180,14 @@ def test_a_run_without_logits_has_no_share_of_them(own_store):
 
 
 def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
-    read, original = [], store_cache.prompt_texts
+    read = []
+    original = store_cache.prompt_texts
     monkeypatch.setattr(
         store_cache,
         "prompt_texts",
         lambda paths: read.append(len(paths)) or original(paths),
     )
+    # prompts that earlier tests have read are kept by file
     store_cache._by_file.clear()
     app = open_page("runs")
     assert read == []
@@ -198,6 +204,7 @@ def test_prompts_are_searched_and_read_only_when_words_are_sought(monkeypatch):
 def ticked(*run_ids, **link):
     """The gallery with some runs ticked."""
     app = open_page("runs", **link)
+    # AppTest cannot click in a table
     app.session_state["ticked"] = list(run_ids)
     return app.run()
 
@@ -286,6 +293,7 @@ def unfolded(app, rows):
     """The list of deleted runs, with some of them ticked."""
     app.session_state["trash_fold"] = True
     app.run()
+    # what the browser sends when rows are ticked
     app.session_state[str(trash(app).key)] = {
         "selection": {"rows": rows, "columns": [], "cells": []}
     }

@@ -89,6 +89,7 @@ def test_the_map_opens_by_rank_and_a_link_of_before_by_token_id(link, order, row
 
 
 def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
+    # 20 rows of this vocabulary: ten before the position, unless the run begins or ends there
     monkeypatch.setattr(canvas, "MOST_READ", 20 * 4096)
     assert drawn(opened(position="89"))["window"]["rows"] == [79, 99]
     assert drawn(opened(position="285"))["window"]["rows"] == [267, 287]
@@ -106,6 +107,7 @@ def test_of_a_large_run_the_rows_around_the_position_are_ranked(monkeypatch):
 @pytest.mark.parametrize(
     ("order", "typed", "token", "columns"),
     [
+        # 12 columns on either side, moved back where the vocabulary ends
         ("id", "4095", 4095, [4072, 4096]),
         ("id", "the", 1146, [1134, 1158]),
         ("id", "·the", 293, [281, 305]),
@@ -140,6 +142,7 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
     # from 1 to 2: of the significand
+    # ordinals between two powers of two: 2 to the bits of the fraction
     steps = 1 << {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]
     ulps = table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist()
     assert ulps == [0, steps // 2, 0, 0, 0, None, None, steps]

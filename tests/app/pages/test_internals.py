@@ -19,7 +19,7 @@ from tests.core.runs.cache_runs import PARTING, both, cache, continued_run, kv_r
 from tests.core.runs.choice_runs import choice_run
 from tests.core.runs.kernel_runs import NARROW, REDUCE, WIDE, kernel_run
 from tests.core.runs.layer_runs import GROWING, MODULES, layer_run, with_kernels
-from tests.core.runs.made_runs import calm_sides, header_of, make_run, write_run
+from tests.core.runs.made_runs import header_of, make_run, write_run
 from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 from tests.places import CASES
 
@@ -48,6 +48,7 @@ def test_layers_open_with_the_first_module_and_position_that_differ(growing):
     app = open_page("layers", run=growing, prompt="1")
     assert app.query_params["tab"] == "layers"
     assert "differs at all, at position 3 of prompt 1**: 1 of 8 (12.5%)" in page_text(app)
+    # 4 ULPs in one of 40 elements, over a floor of 1 ULP in each: 4 / sqrt(40)
     assert "0.63x" in app.subheader[0].value
     assert "5 of 5" in page_text(app)
     assert len(figures_of(app)) == 3
@@ -74,7 +75,7 @@ def test_a_run_without_modules_gives_the_command_that_supplies_them(own_store):
     header = header_of()
     request = CaptureRequest(model="m", prompts=("it's",), prompt_lists=("two of them.jsonl",))
     header = replace(header, provenance=replace(header.provenance, request=request.to_json()))
-    write_run(own_store, header, calm_sides(header), "bare")
+    write_run(own_store, header, run_id="bare")
     app = open_page("layers", run="bare")
     assert "`--layers`" in app.info[0].value
     assert codes(app) == [
@@ -125,6 +126,7 @@ def test_running_states_are_of_the_last_position_and_in_their_own_dtype(own_stor
 def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     app = open_page("kv_cache", run=continued, variant="decode")
     assert app.query_params["tab"] == "kv_cache"
+    # keys and values: 10 positions x 0, 2, 4 and 6 elements of the four layers
     assert "240 of 3,072 (7.8%) elements of prompt 0 differ" in page_text(app)
     shown = {
         "Keys that differ": "7.8%",
@@ -133,6 +135,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
     assert shown.items() <= metrics(app).items()
     assert app.metric[0].help == "120 of 1,536"
     enter(app, "segmented_control", "kv_scope", "all prompts")
+    # prompts of 12, 12 and 6 positions, the first two positions of each equal
     assert "576 of 7,680 (7.5%) elements differ" in page_text(app)
     # keys and values of four layers
     assert table_of(app)["neq"].tolist() == [0, 0, 48, 48, 96, 96, 144, 144]
@@ -141,6 +144,7 @@ def test_figures_are_of_the_prompt_or_of_all_prompts(continued):
 def test_a_nan_in_a_cache_is_called_more_than_rounding(own_store):
     bits = cache(0)
     changed = bits.copy()
+    # the quiet NaN of bfloat16
     changed[0, 0, 0] = 0x7FC0
     app = open_page(
         "kv_cache",
@@ -196,6 +200,7 @@ def test_mitigations_are_a_table_with_the_advice_above_it(own_store):
 
 
 def test_figures_of_a_table_have_three_digits_and_only_an_exact_zero_is_0():
+    # AppTest runs the source of this function alone, so it imports what it needs itself
     def page():
         import pandas as pd
 

@@ -28,34 +28,26 @@ def fill(store):
     """An engine twice, slightly different; two short answers with a flip; answers without a common
     token.
     """
-    store_run(
-        store,
-        "apart",
-        engine_side("cold", 1, 20),
-        engine_side("warm", 2, 20),
-        run_id="apart",
-    )
+    engines = engine_side("cold", 1, 20), engine_side("warm", 2, 20)
+    store_run(store, "apart", *engines, run_id="apart")
     texts = {7: " cat", 8: " dog", 9: "<b>"}
     rows = {2: {7: -0.5, 8: -0.75, 9: -3.0}, 3: {9: -0.1, 8: -2.5}}
     other = {2: {8: -0.5, 7: -0.625, 9: -3.0}, 3: {9: -0.2, 8: -2.0}}
     first = response([1, 2, 3, 7, 9], rows, prompt=3, texts=texts, text=" cat<b>")
     second = response([1, 2, 3, 8, 9], other, prompt=3, texts=texts, text=" dog<b>")
     store_run(store, "parted", side("alone", first), side("loaded", second), run_id="parted")
-    bare = [
-        side(name, response([1, 2, token], {1: {token: -0.7}}, prompt=2, texts={4: "The", 5: " A"}))
-        for name, token in (("A", 4), ("B", 5))
-    ]
+    words = {4: "The", 5: " A"}
+    bare = []
+    for name, token in (("A", 4), ("B", 5)):
+        answer = response([1, 2, token], {1: {token: -0.7}}, prompt=2, texts=words)
+        bare.append(side(name, answer))
     store_run(store, "bare", *bare, run_id="bare")
     drafted = response([1, 2, 3, 7, 9], {2: rows[2], 3: {9: 0.0}}, prompt=3, texts=texts)
     # no position that both have
-    one, elsewhere = (response([5, 6], {at: {6: -0.5}}, prompt=1) for at in (0, 1))
-    store_run(
-        store,
-        "drafted",
-        side("on", drafted, one),
-        side("off", first, elsewhere),
-        run_id="drafted",
-    )
+    one = response([5, 6], {0: {6: -0.5}}, prompt=1)
+    elsewhere = response([5, 6], {1: {6: -0.5}}, prompt=1)
+    sides = side("on", drafted, one), side("off", first, elsewhere)
+    store_run(store, "drafted", *sides, run_id="drafted")
 
 
 @pytest.fixture

@@ -49,6 +49,7 @@ def test_a_row_has_its_three_answers(own_store):
 )
 def test_a_link_restores_the_run_and_its_filters(own_store, link, operations):
     write_ops_run(own_store, header(), ROWS, run_id="one")
+    # the latest probes open by themselves: a link has to lead to others
     earlier = header(created=header().created.replace(year=2025))
     write_ops_run(own_store, earlier, [STEADY], run_id="two")
     app = open_page("machine", **link)
@@ -97,6 +98,7 @@ def test_a_finished_job_opens_its_probes_on_this_page(own_store, monkeypatch):
         write_ops_run(own_store, header(), [STEADY], run_id=run_id)
     jobs = [Job(n, "probes", "cpu", ("ops",), state="done", run_id="one") for n in (1, 2)]
     dismissed = []
+    # a list times False is empty: other pages ask for jobs of other kinds
     monkeypatch.setattr(Jobs, "all", lambda self, kind="capture": jobs * (kind == "ops"))
     monkeypatch.setattr(Jobs, "forget", lambda self, number: dismissed.append(number))
     app = open_page("machine", probes="two")

@@ -16,10 +16,6 @@ def store(own_jobs):
     return own_jobs
 
 
-def button(app):
-    return app.button(key="probe_start")
-
-
 def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
     app = open_page("probe")
     enter(app, "text_input", "probe_url", "http://127.0.0.1:9/v1")
@@ -31,7 +27,7 @@ def test_what_it_takes_is_said_and_the_key_is_in_no_argument(store, submitted):
     enter(app, "number_input", "probe_top", 5)
     enter(app, "text_input", "probe_against", "http://127.0.0.1:10/v1")
     enter(app, "text_input", "probe_name", "-odd")
-    button(app).click().run()
+    click(app, "probe_start")
     (job,) = submitted
     assert job["arguments"] == [
         "probe",
@@ -54,7 +50,7 @@ def test_an_address_that_is_none_is_a_sentence():
     app = open_page("probe")
     enter(app, "text_input", "probe_url", "localhost:8000")
     assert "not a server address" in app.warning[0].value.replace("\\", "")
-    assert button(app).disabled
+    assert app.button(key="probe_start").disabled
 
 
 def test_a_probe_becomes_a_run_that_opens(store):
@@ -63,7 +59,7 @@ def test_a_probe_becomes_a_run_that_opens(store):
         enter(app, "text_input", "probe_url", address)
         enter(app, "text_input", "probe_key", "sk-secret")
         enter(app, "multiselect", "probe_tests", ["rerun"])
-        button(app).click().run()
+        click(app, "probe_start")
         until(lambda: [job.state for job in store_changes.jobs().all("probe")] == ["done"])
         assert seen.keys[0] == "Bearer sk-secret"
     (path,) = store.directory.glob("*.duckdb")

@@ -12,10 +12,8 @@ from app.compare import parts as compare_parts
 from app.shell.store_cache import open_run
 from core.runs.file.records import Provenance
 from core.runs.queries.compare import RunPair
-from core.runs.store.cards import list_runs
-from core.runs.store.store import open_store
 from tests.app.opening import figures_of, open_page, page_text
-from tests.core.runs.made_runs import calm_sides, copied, header_of, write_run
+from tests.core.runs.made_runs import copied, header_of, write_run
 from tests.core.runs.queries.test_classes import stored
 from tests.places import ROOT
 
@@ -60,9 +58,8 @@ def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
 
 
 def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_store):
-    header = header_of(vocab=31)
-    header = replace(header, provenance=Provenance(kind="upload"))
-    write_run(own_store, header, calm_sides(header, 0), "dump")
+    header = replace(header_of(vocab=31), provenance=Provenance(kind="upload"))
+    write_run(own_store, header, run_id="dump")
     copied(own_store.directory / "one.duckdb")
     app = open_page("compare", run="dump")
     assert app.multiselect(key="compare_runs").value == []
@@ -95,7 +92,10 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     assert "Different tokens" in page_text(app)
 
 
-@pytest.mark.parametrize("selected", ["fresh-against-cached", "injected-bug"])
+@pytest.mark.parametrize(
+    "selected",
+    ["fresh-against-cached", "injected-bug"],
+)
 def test_the_selected_run_is_the_first_column_of_any_age(own_store, selected):
     (other,) = {"fresh-against-cached", "injected-bug"} - {selected}
     app = open_page("compare", run=selected, **{"with": other})
@@ -115,8 +115,7 @@ def test_two_runs_of_the_same_input_say_what_moved_and_three_do_not(own_store):
 
 def test_a_run_without_the_selected_variant_is_opened_at_its_gravest(own_store):
     sample_in(own_store, "batches-on-an-h100", "batches-on-an-h100", "again")
-    pairs = [pair.variant for pair in open_run("again").pairs]
-    assert pairs == ["decode+batch:8", "prefill"]
+    # its pairs: decode+batch:8, which is identical, and prefill
     for run, link, expected in (
         ("fresh-against-cached", {}, 1),
         ("batches-on-an-h100", {"variant": "decode+batch:8"}, 0),
@@ -128,6 +127,7 @@ def test_a_run_without_the_selected_variant_is_opened_at_its_gravest(own_store):
 
 def test_enter_in_the_choice_of_runs_takes_one_that_contains_what_was_typed():
     choice = open_page("compare").multiselect(key="compare_runs").proto
+    # Streamlit matches loosely by default, and Enter selects all matches
     assert choice.filter_mode == FILTER_MODE_CONTAINS
     assert choice.select_all == 0
 
@@ -163,8 +163,6 @@ def test_runs_of_the_same_tokens_name_the_flips_they_share(own_store):
 
 
 def test_a_variant_out_of_a_link_is_the_one_compared():
-    cards = {card.run_id: card for card in list_runs(open_store())[0]}
-    assert cards["batch-1-against-n"].pairs == 3
     app = open_page("compare", run="fresh-against-cached", **{"with": "batch-1-against-n~2"})
     boxes = [box for box in app.selectbox if box.label.startswith("Variant of")]
     assert [box.value for box in boxes] == [2]

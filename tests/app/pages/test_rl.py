@@ -62,26 +62,30 @@ def test_a_framework_gives_its_own_names(page):
     assert values["train/train_rollout_logprob_abs_diff"] == "0.0122"
 
 
-LENGTH = 250  # of all: else it would explain as much as what is planted
+# with fewer tokens, chance would explain as much as the planted cause
+LENGTH = 250
 HEAVY = 3  # the sequence of which four tokens differ much
 
 
 @pytest.fixture(scope="module")
 def sequences():
     """Six sequences of three steps; |r| is twenty times as large in code."""
-    random, rows = np.random.default_rng(7), []
+    random = np.random.default_rng(7)
+    rows = []
     for number in range(6):
         environment = ["math", "code", "chat"][number % 3]
+        # 20 times as much in code: the environment has to come out as the first cause
         r = random.normal(0, 0.1 if environment == "code" else 0.005, LENGTH)
         r[40:44] -= 1.5 * (number == HEAVY)
         rollout = -2 - random.gamma(0.7, 1.0, LENGTH)
-        about = {"sequence": f"s{number}", "step": number // 2, "environment": environment}
         rows.append(
             {
                 "token_ids": random.integers(0, 9999, LENGTH),
                 "rollout": rollout,
                 "trainer": rollout + r,
-                **about,
+                "sequence": f"s{number}",
+                "step": number // 2,
+                "environment": environment,
             },
         )
     return rows
@@ -106,13 +110,16 @@ def tokens(sequences):
     """One row a token, with its figures as pandas has them."""
     table = pd.DataFrame(sequences).explode(["token_ids", "rollout", "trainer"])
     r = (table["trainer"] - table["rollout"]).astype(float)
-    return table.assign(r=r, absolute=r.abs(), k3=np.expm1(r) - r, bin=(16 * r).round() / 16)
+    # k3 of Schulman (2020), exp(r) - 1 - r; expm1 keeps the digits of a small r
+    k3 = np.expm1(r) - r
+    return table.assign(r=r, absolute=r.abs(), k3=k3, bin=(16 * r).round() / 16)
 
 
 def values_of(axis):
     """Numbers of an axis of a trace as the browser gets it."""
     if not isinstance(axis, dict):
         return np.array(axis)
+    # plotly sends arrays as base64, and lists of Python as they are
     return np.frombuffer(base64.b64decode(axis["bdata"]), axis["dtype"])
 
 
@@ -134,9 +141,11 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     np.testing.assert_allclose(values_of(ratios[0]["x"]), bins.index)
     np.testing.assert_array_equal(values_of(ratios[0]["y"]), bins["size"])
     kl = pd.Series(values_of(ratios[1]["y"]), values_of(ratios[1]["x"]))
-    np.testing.assert_allclose(kl[bins.index], bins["sum"] / tokens["k3"].sum(), rtol=1e-9)
-    labels = figures_of(page)[0]["figure"]["layout"]["annotations"]
-    assert {(each["y"], each["yanchor"]) for each in labels} == {(1, "bottom")}
+    shares = bins["sum"] / tokens["k3"].sum()
+    np.testing.assert_allclose(kl[bins.index], shares, rtol=1e-9)
+    layout = figures_of(page)[0]["figure"]["layout"]
+    places = {(each["y"], each["yanchor"]) for each in layout["annotations"]}
+    assert places == {(1, "bottom")}
     assert kl.sum() == pytest.approx(1)
     assert len(kl) > len(bins)  # 0 between them
     highest = np.abs(values_of(density[0]["y"])).max()
@@ -144,12 +153,11 @@ def test_the_distribution_is_that_of_the_tokens(planted, tokens):
     shades = values_of(density[0]["z"])
     assert np.nansum(10**shades) == pytest.approx(len(tokens))
     probabilities = np.exp(tokens["rollout"].astype(float))
+    # the density has a column for every fortieth of the rollout probability
     columns = np.unique((40 * probabilities).round() / 40)
     np.testing.assert_allclose(values_of(density[0]["x"]), columns)
-    assert table_with(page, "bar")["kl_share"].between(
-        10,
-        100,
-    ).tolist() == [False, True, False]
+    kl_shares = table_with(page, "bar")["kl_share"]
+    assert kl_shares.between(10, 100).tolist() == [False, True, False]
 
 
 def test_what_it_depends_on_is_drawn_by_group(planted, tokens):
@@ -179,19 +187,23 @@ def test_the_heaviest_sequences_are_listed_and_drawn_token_by_token(planted, seq
     assert table["sequence"].tolist() == order.tolist()
     np.testing.assert_allclose(table["kl_share"], 100 * kl[order] / kl.sum(), rtol=1e-9)
     strips = [json.loads(each["columns"]) for each in sent(page, "ulpscope_token_strip")]
-    assert [strip["ids"] for strip in strips] == [
-        sequences[n]["token_ids"].tolist() for n in (*order[:3], HEAVY)
-    ]
+    shown = [sequences[n]["token_ids"].tolist() for n in (*order[:3], HEAVY)]
+    assert [strip["ids"] for strip in strips] == shown
     assert len({strip["legend"]["high"] for strip in strips}) == 1
     heavy = strips[0]
+    # the planted |r| of 1.5 is the largest of all sequences, where the scale ends
     assert min(heavy["heat"][40:44]) > 45
     assert heavy["legend"]["unit"] == "|r|, nats"
     r = sequences[HEAVY]["trainer"] - sequences[HEAVY]["rollout"]
     figures = heavy["figures"]
+    # the strip has three digits
     np.testing.assert_allclose(figures["r = trainer - rollout, nats"], r, rtol=5e-3)
     np.testing.assert_allclose(figures["ratio = exp(r)"], np.exp(r), rtol=5e-3)
-    for cut, is_cut in (("TIS", np.exp(r) > 2), ("IcePop", np.abs(np.exp(r) - 2.75) > 2.25)):
-        np.testing.assert_array_equal([cut in clipped for clipped in heavy["clipped"]], is_cut)
+    # TIS truncates ratios above 2, IcePop masks those outside of 0.5 to 5
+    ratio = np.exp(r)
+    is_cut_by = {"TIS": ratio > 2, "IcePop": (ratio < 0.5) | (ratio > 5)}
+    for cut, is_cut in is_cut_by.items():
+        assert [cut in clipped for clipped in heavy["clipped"]] == is_cut.tolist()
 
 
 def test_the_next_step_shows_the_worst_sequences_in_place(planted):

@@ -114,6 +114,7 @@ def test_a_judging_that_is_done_opens_the_judged_run_unless_a_side_failed(own_st
     judged_run(own_store, None, run_id="mine")
     judged_run(own_store, None, run_id="better")
     running = Job(1, "Judge Judged: None (mine)", "cpu", (), "running")
+    # a run stored in part stays in the list, and a viewer is not led to it
     for message, opened_run in (("a side failed", "mine"), ("", "better")):
         jobs = [running]
         monkeypatch.setattr("app.shell.jobs.Jobs.all", lambda self, kind="", jobs=jobs: jobs)

@@ -35,6 +35,7 @@ def plant(store, name, *distances, moved_at=None):
     folder = Path(store.directory, FOLDER)
     folder.mkdir(exist_ok=True)
     lines = b"\n".join(map(msgspec.json.encode, rounds))
+    # a line that a killed watch was writing
     (folder / f"{name}.jsonl").write_bytes(lines + b'\n{"url": "cut o')
     return run_id
 
@@ -52,6 +53,7 @@ def test_an_endpoint_that_moved_is_first_with_its_time_its_chart_and_its_run(
     assert "http://steady is down, so it is undecided" in text
     moved, steady = (one["figure"]["data"] for one in figures_of(app))
     assert moved[0]["marker"]["color"] == ["#0072B2", "#D55E00", "#D55E00"]
+    # the first round is the baseline and has no distance
     assert moved[0]["x"] == [f"2026-11-26T18:0{minute}:00.000000" for minute in (1, 2, 3)]
     assert len(steady[0]["x"]) == 2
     assert steady[1]["name"] == "limit"

@@ -2,8 +2,10 @@
 SIGKILL.
 """
 
+import fcntl
 import socket
 import struct
+import termios
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,14 +18,14 @@ from tests.waiting import until
 BODY = dump(64, 4096)
 
 
-def begun(server, first, count, *, path="/api/uploads/x"):
-    """A request that says it will send the rest from `first`, and has sent `count` bytes of it."""
+def begun(server, count):
+    """A request that says it will send the file as one part, and has sent `count` bytes of it."""
     line = socket.create_connection(("127.0.0.1", server.port), timeout=60)
     head = (
-        f"PUT {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BODY) - first}\r\n"
-        f"Content-Range: bytes {first}-{len(BODY) - 1}/{len(BODY)}\r\n\r\n"
+        f"PUT /api/uploads/x HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(BODY)}\r\n"
+        f"Content-Range: bytes 0-{len(BODY) - 1}/{len(BODY)}\r\n\r\n"
     )
-    line.sendall(head.encode() + BODY[first : first + count])
+    line.sendall(head.encode() + BODY[:count])
     return line
 
 
@@ -31,39 +33,35 @@ def received(server):
     return httpx2.get(f"{server.url}/api/uploads/x").json().get("received", 0)
 
 
-def rest(server, options="wait=120"):
-    """Ask for the offset and send what is missing, as a client does that knows nothing."""
+def has_arrived_whole(server):
+    """Ask for the offset and send what is missing, as a client does that knows nothing; whether the
+    file is what was sent.
+    """
 
-    def sent():
+    def is_sent():
         first = received(server)
-        span = (
-            f"bytes {first}-{len(BODY) - 1}/{len(BODY)}"
-            if first < len(BODY)
-            else f"bytes */{len(BODY)}"
-        )
         answer = httpx2.put(
-            f"{server.url}/api/uploads/x?{options}",
+            f"{server.url}/api/uploads/x?keep=1",
             content=BODY[first:],
-            headers={"Content-Range": span},
+            headers={"Content-Range": f"bytes {first}-{len(BODY) - 1}/{len(BODY)}"},
             timeout=150,
         )
-        return None if answer.status_code == 409 else answer.json()
+        # until the server lets go of the request before
+        return answer.status_code != 409
 
-    return until(sent, every=0.2)
-
-
-def has_arrived_whole(server):
-    """Send the rest without an import; whether the file is what was sent."""
-    rest(server, "keep=1")
+    until(is_sent, every=0.2)
     (path,) = server.store.glob(".uploads/*/data/*")
     return path.read_bytes() == BODY
 
 
 def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path):
     with serving(tmp_path / "runs") as server:
-        line = begun(server, 0, 1_300_777)
+        line = begun(server, 1_300_777)
         until(lambda: received(server) >= 1 << 20)
-        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 0, 0))
+        # a reset drops what the kernel has not delivered
+        until(lambda: fcntl.ioctl(line, termios.TIOCOUTQ, bytes(4)) == bytes(4))
+        # with a linger of 0 seconds, close sends a reset
+        line.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         line.close()
         until(lambda: received(server) == 1_300_777)
         assert has_arrived_whole(server)
@@ -71,7 +69,7 @@ def test_a_socket_that_is_reset_keeps_every_byte_that_arrived(tmp_path):
 
 def test_an_upload_goes_on_after_the_server_was_killed(tmp_path):
     with serving(tmp_path / "runs") as server:
-        begun(server, 0, len(BODY) - 1)
+        begun(server, len(BODY) - 1)
         arrived = until(lambda: received(server) if received(server) >= 1 << 20 else 0)
         server.process.kill()
         server.process.wait()

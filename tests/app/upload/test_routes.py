@@ -104,8 +104,9 @@ def test_parts_go_on_at_the_offset_and_the_last_byte_imports(client, store):
 
 
 def test_a_failed_import_keeps_the_file_and_other_options_import_it(client, store):
+    wide = np.eye(6, 40, dtype=np.float32)
     file = io.BytesIO()
-    np.savez(file, hf=np.eye(6, 32, dtype=np.float32), engine=np.eye(6, 40, dtype=np.float32))
+    np.savez(file, hf=wide[:, :32], engine=wide)
     body = file.getvalue()
     refused = send(client, body, 0, len(body) - 1, "?wait=60")
     assert refused.status_code == 422
@@ -143,6 +144,7 @@ def test_delete_removes_what_arrived_and_stops_an_import(client, store, monkeypa
     assert client.delete("/api/uploads/x").json() == {"upload": "x", "removed": True}
     assert spooled(store) == []
     assert client.get("/api/uploads/x").status_code == 404
+    # the import stays in the queue
     monkeypatch.setattr(Jobs, "_start_ready", lambda self: None)
     said = client.put("/api/uploads/y", content=dump()).json()
     assert client.delete(f"/api/uploads/{said['upload']}").status_code == 200
@@ -156,6 +158,7 @@ def test_an_import_of_a_server_that_was_killed_begins_anew(client, store):
     send(client, body, 0, len(body) - 1, "?keep=1")
     upload = Upload(Store(store), "x")
     record = upload.record()
+    # what a server leaves that is killed during an import; one that lives holds the upload
     upload.write(spool.replace(record, state=spool.IMPORTING, run_id="never-stored"))
     with upload.hold():
         assert client.get("/api/uploads/x").json()["state"] == "importing"
@@ -182,14 +185,12 @@ def test_uploads_that_nobody_continues_are_purged_after_a_day(client, store):
     send(client, bytes(20), 0, 9, to="old")
     send(client, bytes(20), 0, 9, to="young")
     folder = Upload(Store(store), "old").directory
+    # the newest time of all counts, that of the folder too
     for path in (*folder.rglob("*"), folder):
         os.utime(path, (1, 1))
     send(client, bytes(20), 0, 9, to="new")
-    assert [client.get(f"/api/uploads/{name}").status_code for name in ("old", "young", "new")] == [
-        404,
-        200,
-        200,
-    ]
+    for name, status in (("old", 404), ("young", 200), ("new", 200)):
+        assert client.get(f"/api/uploads/{name}").status_code == status
 
 
 @pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS)])
@@ -259,7 +260,10 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
 
     What a 507 says of the bytes that arrived is true.
     """
-    free, margin, size = 10 << 20, 4 << 20, 4 << 20
+    # room for one and a half of three files
+    free = 10 << 20
+    margin = 4 << 20
+    size = 4 << 20
 
     def statvfs(place):
         used = sum(path.stat().st_size for path in spooled(store))
@@ -270,10 +274,12 @@ def test_free_bytes_hold_while_parallel_and_chunked_uploads_arrive(
     body = bytes(size)
     for name in "abc":  # each begins before another one fills the disk
         assert send(client, body, 0, 1023, "?keep=1", name).status_code < 300
+
+    def send_rest(name):
+        return send(client, body, 1024, size - 1, "?keep=1", name)
+
     with ThreadPoolExecutor(3) as pool:
-        parallel = list(
-            pool.map(lambda name: send(client, body, 1024, size - 1, "?keep=1", name), "abc"),
-        )
+        parallel = list(pool.map(send_rest, "abc"))
     kept = sum(path.stat().st_size for path in spooled(store))
     assert kept <= free - margin
     assert sorted(answer.status_code for answer in parallel)[-1] == 507
@@ -334,6 +340,7 @@ def test_a_parameter_that_means_nothing_is_refused(query, client, store):
         "..\\x",
         ".hidden",
         "..",
+        # 600 bytes in UTF-8, of which a file name may have 255
         "é" * 300 + ".npz",
         "\u202egpj.npz",
         " .",
@@ -348,11 +355,7 @@ def test_a_senders_names_reach_no_other_place(name, client, store):
     assert not path.name.startswith(".")
     assert path.name.isprintable()
     for odd in ("..%2f..%2fx", "%2e%2e", "a%00b", "x" * 5000):
-        assert client.put(
-            f"/api/uploads/{odd}",
-            content=body[:9],
-            headers={"Content-Range": f"bytes 0-8/{len(body)}"},
-        )
+        assert send(client, body, 0, 8, to=odd)
     assert {path.parent for path in store.glob(f"{spool.FOLDER}/*")} == {store / spool.FOLDER}
 
 

@@ -15,6 +15,7 @@ from core.checks.narrowing import AGAINST_EXACT
 from core.runs.reader import RunReader
 from tests.app.opening import click, enter, open_page, page_text, table_of
 from tests.core.responses.made_sides import run_of
+from tests.core.runs.dumps.made_dumps import logits
 from tests.places import CASES, PAYLOADS, ROOT, RUNS
 from tests.waiting import until
 
@@ -28,7 +29,8 @@ def store(imports_here):
 
 def put(store, path, name="", part=1.0):
     """A file that has arrived, or a part of it."""
-    content, upload = path.read_bytes(), Upload(store, f"id of {name or path.name}")
+    content = path.read_bytes()
+    upload = Upload(store, f"id of {name or path.name}")
     record = upload.begin(name or path.name, len(content))
     upload.path(record).write_bytes(content[: int(len(content) * part)])
     return upload
@@ -36,6 +38,7 @@ def put(store, path, name="", part=1.0):
 
 def page(monkeypatch, *uploads):
     """The page of a viewer whose browser says that these have arrived."""
+    # the panel is a component of the browser, of which AppTest runs nothing
     monkeypatch.setattr(
         upload_page,
         "draw_panel",
@@ -66,25 +69,15 @@ def key_of(*uploads):
 
 def test_nothing_arrived_is_an_explanation(monkeypatch, store):
     half = put(store, DUMPS / "six_calls.npz", part=0.5)
-    assert "Keys are side names" in page_text(
-        page(
-            monkeypatch,
-            half,
-            Upload(store, "../../x"),
-        )
-    )
+    app = page(monkeypatch, half, Upload(store, "../../x"))
+    assert "Keys are side names" in page_text(app)
 
 
 def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store):
     upload = put(store, DUMPS / "six_calls.npz")
-    key, app = key_of(upload), page(monkeypatch, upload)
-    assert table_of(app)["side"].tolist() == [
-        f"call_{number}"
-        for number in range(
-            1,
-            7,
-        )
-    ]
+    key = key_of(upload)
+    app = page(monkeypatch, upload)
+    assert table_of(app)["side"].tolist() == [f"call_{number}" for number in range(1, 7)]
     assert table_of(app)["array"][0] == "float32 [1, 4096]"
     enter(app, "text_input", f"upload_name_{key}", "Six calls")
     enter(app, "text_input", f"upload_model_{key}", "org/model")
@@ -132,7 +125,8 @@ def test_a_save_that_fails_says_why_and_the_file_is_offered_again(
 ):
     make(tmp_path / "dump.npz")
     upload = put(store, tmp_path / "dump.npz")
-    key, app = key_of(upload), page(monkeypatch, upload)
+    key = key_of(upload)
+    app = page(monkeypatch, upload)
     choose(app, wrong[0], key, wrong[1])
     app = save(app, key, "failed")
     assert words in app.error[-1].value
@@ -148,18 +142,15 @@ def test_files_of_one_array_make_a_pair_one_alone_waits_and_of_three_two_are_cho
 ):
     uploads = []
     for name in ("before", "after", "later"):
-        np.save(
-            tmp_path / f"{name}.npy",
-            np.random.default_rng(0).standard_normal((4, 16), dtype=np.float32),
-        )
-        uploads.append(put(store, tmp_path / f"{name}.npy"))
+        path = tmp_path / f"{name}.npy"
+        np.save(path, logits(0, (4, 16)))
+        uploads.append(put(store, path))
     assert "one array" in page(monkeypatch, uploads[0]).error[0].value
     pair = page(monkeypatch, *uploads[:2])
     assert table_of(pair)["side"].tolist() == ["before", "after"]
     three = page(monkeypatch, *uploads)
-    three.multiselect(key="upload_pair").set_value(
-        [uploads[2].upload_id, uploads[1].upload_id],
-    ).run()
+    chosen = [uploads[2].upload_id, uploads[1].upload_id]
+    enter(three, "multiselect", "upload_pair", chosen)
     save(three, key_of(uploads[2], uploads[1]))
     with stored(store) as run:
         assert [side.name for side in run.header.sides] == ["later", "after"]
@@ -189,14 +180,8 @@ def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
 
 
 def test_responses_of_two_servers_are_one_run(monkeypatch, store):
-    uploads = [
-        put(
-            store,
-            PAYLOADS / "llamacpp_completion.json",
-            f"{name}.json",
-        )
-        for name in ("old", "new")
-    ]
+    answer = PAYLOADS / "llamacpp_completion.json"
+    uploads = [put(store, answer, f"{name}.json") for name in ("old", "new")]
     app = page(monkeypatch, *uploads)
     enter(app, "text_input", f"upload_name_{key_of(*uploads)}", "before and after")
     app = save(app, key_of(*uploads))
@@ -209,10 +194,8 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
 
 
 def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
-    np.savez(
-        tmp_path / "d.npz",
-        **{"[y](http://e)": np.ones((1, 2), np.float32), "<i>": np.ones((1, 2), np.float32)},
-    )
+    sides = dict.fromkeys(["[y](http://e)", "<i>"], np.ones((1, 2), np.float32))
+    np.savez(tmp_path / "d.npz", **sides)
     app = page(monkeypatch, put(store, tmp_path / "d.npz", "[x](http:e) <b>*s*.npz"))
     raw = "\n".join(str(each.value) for each in app.markdown)
     assert "[x](" not in raw
@@ -220,7 +203,7 @@ def test_a_senders_names_are_rendered_inert(monkeypatch, store, tmp_path):
 
 
 def test_a_third_file_may_hold_the_exact_result_of_a_pair(monkeypatch, store, tmp_path):
-    exact = np.random.default_rng(0).standard_normal((4, 64)).astype(np.float32)
+    exact = logits(0, (4, 64))
     uploads = []
     for name, step in {"a": 2.0**-6, "b": 2.0**-7, "exact": None}.items():
         values = exact if step is None else np.round(exact / step) * step

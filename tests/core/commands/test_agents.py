@@ -2,6 +2,7 @@
 commands print.
 """
 
+import itertools
 import json
 import re
 import shlex
@@ -41,10 +42,9 @@ def test_every_command_and_field_of_the_skill_is_there(cli, monkeypatch, tmp_pat
     for command, fields in questions:
         parse(command)
         words = shlex.split(command)[1:]
+        run = {"show": "where-it-starts", "explain": "heated"}.get(words[0], "injected-bug")
         values = {
-            "RUN": {"show": "where-it-starts", "explain": "heated"}.get(words[0], "injected-bug"),
-        }
-        values |= {
+            "RUN": run,
             "NAME": "another_requests_block",
             "A": tmp_path / "A.npz",
             "B": tmp_path / "B.npz",
@@ -60,16 +60,16 @@ def values_at(report, field):
     """Values at `pairs[].verdict`; KeyError for a field that is not there."""
     reports = [report]
     for name in field.replace("[]", ".[]").strip(".").split("."):
-        reports = (
-            [each for one in reports for each in one]
-            if name == "[]"
-            else [one[name] for one in reports]
-        )
+        if name == "[]":
+            reports = list(itertools.chain(*reports))
+        else:
+            reports = [one[name] for one in reports]
     return reports
 
 
 def answers_of(folder, *calls):
     """JSON of each call of one session with a server, or the text of its error."""
+    # temporary runs are made there, where the test sees what is left of them
     variables = environment(folder) | {"ULPSCOPE_SAMPLES": str(RUNS), "TMPDIR": str(folder)}
     server = StdioServerParameters(
         command=sys.executable,
@@ -97,27 +97,21 @@ def test_tools_answer_what_commands_print_and_leave_nothing(cli, monkeypatch, tm
 
     def printed(*words):
         report = cli(*words, "--json").json
-        return (
-            {name: report[name] for name in report if name not in ("ulp_histogram", "kv")}
-            if words[1:]
-            else report
-        )
+        if words[1:]:
+            # long tables that no question needs
+            report.pop("ulp_histogram", None)
+            report.pop("kv", None)
+        return report
 
-    runs, started = printed("list"), printed("show", "where-it-starts", "--layers")
+    runs = printed("list")
+    started = printed("show", "where-it-starts", "--layers")
     for pair in started["pairs"]:
         pair |= {"by_module": pair["by_module"][:20], "by_module_total": len(pair["by_module"])}
     rows = printed("compare", "fresh-against-cached", "--positions")["by_position"]
     flips = {"variant": "decode", "by_position": [row for row in rows if row["is_flip"]]}
     verdicts = {"verdicts": printed("verdict", "where-it-starts")["pairs"]}
     expected = [
-        (
-            "list_runs",
-            {"limit": 2, "offset": 3},
-            {
-                "runs": runs[3:5],
-                "runs_total": len(runs),
-            },
-        ),
+        ("list_runs", {"limit": 2, "offset": 3}, {"runs": runs[3:5], "runs_total": len(runs)}),
         ("show_run", {"run": "where-it-starts"}, printed("show", "where-it-starts") | verdicts),
         ("positions", {"run": "fresh-against-cached", "flips_only": True}, flips),
         ("where_it_starts", {"run": "where-it-starts"}, started),
@@ -144,29 +138,18 @@ def test_errors_are_sentences_and_texts_of_runs_are_harmless(cli, tmp_path):
         ("show_run", {"run": "hostile"}),
         ("show_run", {"run": ORDERS}),
     )
-    assert (
-        error.removeprefix("Error executing tool show_run: ")
-        == cli("show", ORDERS).stderr[len("error: ") :].strip()
-    )
+    printed = cli("show", ORDERS).stderr.removeprefix("error: ")
+    assert error.removeprefix("Error executing tool show_run: ") == printed.strip()
     assert "owned" in answer["name"]
     assert is_seen(error + json.dumps(answer, ensure_ascii=False))
+    # an answer has 100 rows of 2,000 characters at most, for an agent reads all of it
     long = agent_tools._answer({"rows": ["x" * 9000] * 200}, "rows", 999)
     assert long == {"rows": ["x" * 1999 + "…"] * 100, "rows_total": 200}
-    assert agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1) == {
-        "rows": [],
-        "rows_total": 200,
-    }
-    assert (
-        len(
-            agent_tools._answer({"versions": {str(number): "" for number in range(999)}})[
-                "versions"
-            ],
-        )
-        == 100
-    )
-    assert (
-        str(UsageError(ORDERS + "x" * 9000))
-        == legible(ORDERS) + "x" * (1999 - len(legible(ORDERS))) + "…"
-    )
+    none = agent_tools._answer({"rows": [1] * 200}, "rows", -1, -1)
+    assert none == {"rows": [], "rows_total": 200}
+    versions = {str(number): "" for number in range(999)}
+    assert len(agent_tools._answer({"versions": versions})["versions"]) == 100
+    shown = legible(ORDERS) + "x" * 9000
+    assert str(UsageError(ORDERS + "x" * 9000)) == shown[:1999] + "…"
     with pytest.raises(ToolError, match="too long"):
         agent_tools.compare("x" * 9000)

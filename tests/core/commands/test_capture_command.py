@@ -2,23 +2,23 @@
 
 import pytest
 
+from tests.core.runs.made_runs import opened
+
 MODEL = ("--model", "sample_runs/model")
 WALK = "def walk(self, path):\n    return [step for step in path if step]\n"
 
 
-def texts_of(store, run_id):
-    from core.runs.reader import RunReader
-
-    with RunReader(store / f"{run_id}.duckdb") as run:
-        return ["".join(prompt.token_texts) for prompt in run.header.prompts]
-
-
-def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_order(cli, tmp_path):
+def test_every_prompt_of_a_file_and_of_the_options_becomes_a_prompt_in_that_order(
+    cli,
+    store,
+    tmp_path,
+):
     (tmp_path / "lines.txt").write_text("first line\n\nsecond line\n")
     (tmp_path / "lines.jsonl").write_text('{"prompt": "third"}\n{"token_ids": [5, 6, 7]}\n')
     files = ["--prompts", tmp_path / "lines.txt", "--prompts", tmp_path / "lines.jsonl"]
     done = cli("capture", *MODEL, "--prompt", "typed", *files, "--json").succeeded()
-    texts = texts_of(tmp_path / "runs", done.json["run_id"])
+    with opened(store, done.json["run_id"]) as run:
+        texts = ["".join(prompt.token_texts) for prompt in run.header.prompts]
     assert texts[:4] == ["typed", "first line", "second line", "third"]
     assert len(texts) == 5
 
@@ -76,6 +76,7 @@ def test_a_dry_run_counts_what_the_capture_then_does_and_stores_nothing(cli, tmp
     positions = shown["positions"]
     assert foreseen["positions"] == positions
     assert [side["name"] for side in foreseen["sides"]] == [side["name"] for side in shown["sides"]]
+    # three sides of two bytes a logit
     assert foreseen["logits_bytes"] == 3 * positions * shown["vocab"] * 2
     stored = (tmp_path / "runs" / f"{run_id}.duckdb").stat().st_size
     # and its vocabulary

@@ -52,6 +52,7 @@ def test_a_shell_sees_the_exit_code_and_the_right_stream(tmp_path, arguments, co
     ("typed", "word"), [("ulpscope sh", "show"), ("ulpscope show --lay", "--layers")]
 )
 def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, typed, word):
+    # how bash asks click: the line so far, and the number of its word
     monkeypatch.setenv("_ULPSCOPE_COMPLETE", "complete_bash")
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", str(typed.count(" ")))
@@ -60,17 +61,16 @@ def test_a_shell_completes_commands_and_options(tmp_path, monkeypatch, typed, wo
 
 def test_warnings_of_libraries_reach_no_user(tmp_path):
     """Casting -1e38 to float16, as `explain` does for its grids, overflows."""
-    rows = np.zeros((2, 8, 64), np.float32)
-    rows[0, :, 0], rows[0, :, 1], rows[1, :, 0], rows[1, :, 1] = 1e38, -1e38, -1e38, 1e38
-    np.savez(tmp_path / "large.npz", a=rows[0], b=rows[1])
+    a = np.zeros((8, 64), np.float32)
+    a[:, 0] = 1e38
+    a[:, 1] = -1e38
+    np.savez(tmp_path / "large.npz", a=a, b=-a)
     stored = in_a_process(tmp_path, "ingest", str(tmp_path / "large.npz"), "--progress", "json")
-    done = in_a_process(
-        tmp_path,
-        "explain",
-        json.loads(stored.stdout.splitlines()[-1])["run_id"],
-    )
+    run_id = json.loads(stored.stdout.splitlines()[-1])["run_id"]
+    done = in_a_process(tmp_path, "explain", run_id)
     assert done.returncode == 0
-    assert (stored.stderr, done.stderr) == ("", "")
+    assert stored.stderr == ""
+    assert done.stderr == ""
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,9 @@ def test_bad_input_gets_one_sentence_exit_code_2_and_writes_nothing(
 def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
     source = CASES / "flips_fp16.npz"
     run_id = cli("ingest", source, "--name", "Golden", "--json").json["run_id"]
-    listed = cli("list", "--json").json
-    assert [(r["run_id"], r["name"], r["flips"], r["compute_dtype"]) for r in listed] == [
-        (run_id, "Golden", 7, "float16"),
-    ]
+    (listed,) = cli("list", "--json").json
+    names = "run_id", "name", "flips", "compute_dtype"
+    assert [listed[name] for name in names] == [run_id, "Golden", 7, "float16"]
     shown = cli("show", run_id[:17], "--json").json
     from_dump = cli("compare", source, "--json").json
     from_run = cli("compare", run_id, "--json").json
@@ -134,29 +133,27 @@ def test_ingest_list_show_compare_export_delete_go_round(cli, tmp_path):
 
 
 def test_a_deleted_run_is_listed_restored_and_removed_for_good(cli, store):
-    run_id = cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json").json[
-        "run_id"
-    ]
-    body = store.path_of(run_id).read_bytes()
+    done = cli("ingest", CASES / "flips_fp16.npz", "--name", "[red]Golden", "--json")
+    run_id = done.json["run_id"]
+    path = store.path_of(run_id)
+    body = path.read_bytes()
     assert cli("list", "--deleted", "--json").json == []
     assert cli("delete", run_id[:10]).returncode == 0
     (listed,) = cli("list", "--deleted", "--json").json
-    assert (listed["run_id"], listed["name"], listed["bytes"]) == (run_id, "[red]Golden", len(body))
+    assert listed["run_id"] == run_id
+    assert listed["name"] == "[red]Golden"
+    assert listed["bytes"] == len(body)
     assert "[red]Golden" in cli("list", "--deleted").stdout
     assert cli("delete", "--restore", "--for-good", run_id).returncode == 2
-    assert cli("delete", "--restore", run_id[:10], "--json").json == {
-        "restored": [run_id],
-    }
-    assert store.path_of(run_id).read_bytes() == body
+    assert cli("delete", "--restore", run_id[:10], "--json").json == {"restored": [run_id]}
+    assert path.read_bytes() == body
     for already in (False, True):
         if already:
             store.delete(run_id)
-        assert cli("delete", "--for-good", run_id, "--json").json == {
-            "deleted": [run_id],
-        }
+        assert cli("delete", "--for-good", run_id, "--json").json == {"deleted": [run_id]}
         assert store.deleted() == []
-        assert not store.directory.joinpath(f"{run_id}.duckdb").exists()
-        store.directory.joinpath(f"{run_id}.duckdb").write_bytes(body)
+        assert not path.exists()
+        path.write_bytes(body)
 
 
 @pytest.mark.parametrize("name", MODULES)

@@ -27,7 +27,9 @@ def test_a_judged_run_of_an_embedding_has_a_row_a_text(cli, typed):
     assert done.json["pairs"][0]["verdict"] == "rounding"
     with opened(open_store(), done.json["run_id"]) as run:
         header = run.header
-        assert (header.holds, header.lengths, header.vocab) == (VALUE, [len(TEXTS)], 32)
+        assert header.holds == VALUE
+        assert header.lengths == [len(TEXTS)]
+        assert header.vocab == 32
         assert header.prompts[0].token_texts[4] == "[CLS] s ##e ##v ##e ##n [SEP]\n"
         assert header.provenance.versions["values"] == "mean of token states"
 

@@ -2,21 +2,17 @@
 
 import copy
 import gc
-import json
+import itertools
 import weakref
 from functools import partial
 
-import numpy as np
 import pytest
 import torch
 
 from benchmarks.verdicts.tiny_models import tiny_model
 from core.commands import verdicts
 from core.errors import CaptureError, UsageError
-from core.inference.controls.list_floor import rescore
 from core.inference.models.model import load_model, save_model
-from core.judging.explain.rescoring import explain_rescored
-from core.judging.explain.rows import PairRows, RowPair
 from core.judging.ingest import ingest
 from core.runs.reader import RunReader
 from core.runs.store.store import Store
@@ -36,13 +32,13 @@ def sample(model, temperature=1.0):
     [sequences, tokens]
     """
     drawn = ids = torch.randint(0, model.config.vocab_size, (SEQUENCES, PROMPT))
-    cache, values = None, []
+    cache = None
+    values = []
     for _ in range(TOKENS):
         output = model(drawn, past_key_values=cache, use_cache=True)
-        cache, logprobs = (
-            output.past_key_values,
-            (output.logits[:, -1].float() / temperature).log_softmax(-1),
-        )
+        cache = output.past_key_values
+        logits = output.logits[:, -1].float()
+        logprobs = (logits / temperature).log_softmax(-1)
         drawn = torch.multinomial(logprobs.exp(), 1)
         values.append(logprobs.gather(1, drawn))
         ids = torch.cat([ids, drawn], 1)
@@ -59,6 +55,7 @@ def score(model, ids):
 def checkpoints(tmp_path_factory):
     """Checkpoints after 0, 1 and 2 policy-gradient steps of Adam, by learning rate."""
     folders = {}
+    # a usual rate, whose step is about as large as rounding in bfloat16, and a far larger one
     for rate in (1e-6, 1e-4):
         torch.manual_seed(0)
         loaded = load(MODEL, "float32")
@@ -85,12 +82,14 @@ def run_of(tmp_path, rollout, trainer, temperature=1.0):
 
 def stored(tmp_path, ids, sides, **more):
     """The run of responses: values of each side, and `more` by sequence."""
-    rows = [
-        {"token_ids": ids[at].tolist(), "mask": [0] * PROMPT + [1] * TOKENS}
-        | {name: [0.0] * PROMPT + side[at].tolist() for name, side in sides.items()}
-        | {name: values[at] for name, values in more.items()}
-        for at in range(len(ids))
-    ]
+    rows = []
+    for at, row_ids in enumerate(ids.tolist()):
+        row = {"token_ids": row_ids, "mask": [0] * PROMPT + [1] * TOKENS}
+        for name, side in sides.items():
+            row[name] = [0.0] * PROMPT + side[at].tolist()
+        for name, values in more.items():
+            row[name] = values[at]
+        rows.append(row)
     store = Store(tmp_path / "runs")
     return store.path_of(ingest(store, [write_lines(tmp_path / "a.jsonl", rows)]))
 
@@ -141,7 +140,8 @@ def test_real_updates_are_told_apart_or_said_to_be_tied(
         load(folders[trainer], "float32").model,
     )
     cause = explained(path, [folders[number] for number in given]).causes[0]
-    names = [name.split("/")[-1] for side in cause.parameters["agrees"].values() for name in side]
+    agrees = itertools.chain(*cause.parameters["agrees"].values())
+    names = [name.split("/")[-1] for name in agrees]
     assert (cause.name, *names) in answers, cause
 
 
@@ -156,56 +156,35 @@ def test_a_side_of_other_weights_or_values_is_named_with_its_cause(checkpoints, 
         temperature=0.7,
     )
     side, temperature = explained(path, folders[:1]).causes
-    assert (side.name, temperature.name) == ("one side", "temperature")
+    assert side.name == "one side"
+    assert temperature.name == "temperature"
     assert side.parameters["agrees"] == {"rollout": [], "trainer": ["step_0"]}
     assert temperature.parameters["temperature"] == pytest.approx(0.7, rel=0.1)
 
 
 @pytest.mark.model
-def test_experts_summed_in_another_order_are_no_other_weights():
+def test_experts_summed_in_another_order_are_no_other_weights(tmp_path):
     loaded = tiny_model("mixtral", "float32")
     other = with_experts_in_another_order(loaded.model, torch.tensor([2, 0, 3, 1]))
     torch.manual_seed(1)
     ids, _ = sample(loaded.model)
-    sides = [score(model, ids).double().numpy() for model in (loaded.model, other)]
-    places = [(sequence, index) for sequence in range(SEQUENCES) for index in range(TOKENS)]
-    rows = [
-        RowPair(
-            n,
-            PROMPT + at - 1,
-            ids[n, PROMPT + at : PROMPT + at + 1].numpy(),
-            *values,
-            np.zeros(1, np.int64),
-        )
-        for n, at in places
-        for values in [[side[n, at : at + 1] for side in sides]]
-    ]
-    pair = PairRows(
-        ("rollout", "trainer"),
-        "",
-        rows,
-        places,
-        places,
-        np.empty((2, 0, 0)),
-    )
-    scores = rescore(
-        loaded,
-        [tuple(each) for each in ids.tolist()],
-        pair,
-        lambda *_: None,
-    )
-    assert (sides[0] != sides[1]).mean() > 0.2
-    assert [cause.name for cause in explain_rescored([scores])] == ["rounding"]
+    with torch.no_grad():
+        sides = {"rollout": score(loaded.model, ids), "trainer": score(other, ids)}
+    # or the order of experts would not have changed a sum
+    assert (sides["rollout"] != sides["trainer"]).double().mean() > 0.2
+    with RunReader(stored(tmp_path, ids, sides)) as run:
+        loads = {"checkpoint": lambda _: loaded}
+        found = verdicts.explanations_of(run, lambda *_: None, dtype="float32", loads=loads)
+    (explanation,) = found.values()
+    assert [cause.name for cause in explanation.causes] == ["rounding"]
 
 
 @pytest.mark.model
 def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, tmp_path):
-    folders, living = checkpoints[1e-4][:2], []
-    path = run_of(
-        tmp_path,
-        load(folders[0], "bfloat16").model,
-        load(folders[1], "bfloat16").model,
-    )
+    folders = checkpoints[1e-4][:2]
+    living = []
+    sides = [load(folder, "bfloat16").model for folder in folders]
+    path = run_of(tmp_path, *sides)
 
     def load_next(folder, dtype):
         if dtype == "float32":
@@ -216,42 +195,28 @@ def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, t
         return loaded
 
     gc.collect()
-    explanation = explained(
-        path,
-        [],
-        {str(folder): partial(load_next, folder) for folder in folders},
-    )
+    loads = {str(folder): partial(load_next, folder) for folder in folders}
+    explanation = explained(path, [], loads)
     assert [cause.name for cause in explanation.causes] == ["stale weights"]
     assert len(living) == 2
     assert explanation.says.count("Not in float32: no room.") == 2
 
 
 def test_without_the_prompts_no_model_can_rescore(store, tmp_path):
-    rows = [{"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [-1.0, -2.1]}]
-    (tmp_path / "a.jsonl").write_text(json.dumps(rows[0]))
+    row = {"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [-1.0, -2.1]}
+    write_lines(tmp_path / "a.jsonl", [row])
     path = store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
     with pytest.raises(UsageError, match="prompt_token_ids"):
         explained(path, [MODEL])
 
 
-def test_a_missing_checkpoint_stops_before_any_is_loaded(tmp_path, cli):
+def test_a_missing_checkpoint_stops_before_any_is_loaded(store, tmp_path, cli):
     """As a shell's glob gives them: the first is the option's, the others follow."""
-    (tmp_path / "a.jsonl").write_text(
-        json.dumps({"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}),
-    )
-    run_id = ingest(Store(tmp_path / "runs"), [tmp_path / "a.jsonl"])
-    assert (
-        "is a file; expected a folder"
-        in cli(
-            "explain",
-            run_id,
-            "--store",
-            tmp_path / "runs",
-            "--trainer",
-            MODEL,
-            tmp_path / "a.jsonl",
-        ).refusal
-    )
+    row = {"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}
+    file = write_lines(tmp_path / "a.jsonl", [row])
+    run_id = ingest(store, [file])
+    done = cli("explain", run_id, "--trainer", MODEL, file)
+    assert "is a file; expected a folder" in done.refusal
 
 
 @pytest.mark.parametrize(

@@ -101,7 +101,8 @@ def scored(logits, row):
 @torch.no_grad()
 def roll_out(model, ids, temperature=1.0):
     """Log-probabilities of the responses, and the experts of all tokens."""
-    values, experts = [], []
+    values = []
+    experts = []
     for row in ids:
         with recording(model) as forwards:
             logits = model(row[None]).logits[0]
@@ -138,6 +139,7 @@ def routers_in_bfloat16(model):
 def another_expert_at_one_token(model):
     def change(_, arguments):
         states, ids, weights = arguments
+        # the tiny Mixtral has 4 experts
         ids[PROMPT + 1] = (ids[PROMPT + 1] + 1) % 4
         return states, ids, weights
 
@@ -161,7 +163,8 @@ def test_other_experts_are_named_with_r_as_it_is_and_replayed(name, change, requ
     rollout, experts = roll_out(changed, ids)
     values, own = roll_out(loaded.model, ids)
     figures = explained(tmp_path, loaded, ids, rollout, experts)["routing"].parameters
-    alike = (own.sort().values == experts.sort().values).all(-1)[:, READ]
+    is_same = own.sort().values == experts.sort().values
+    alike = is_same.all(-1)[:, READ]
     is_other = ~alike.all(-1)
     square = (values - rollout).double() ** 2
     # a forward of one token less rounds otherwise
@@ -179,12 +182,17 @@ def test_other_experts_are_named_with_r_as_it_is_and_replayed(name, change, requ
 PERMUTED = torch.tensor([2, 0, 3, 1])
 
 
+def first_layer_and_others_of_the_next_request(experts):
+    others = experts.roll(1, dims=0)
+    return torch.cat([experts[:, :, :1], others[:, :, 1:]], dim=2)
+
+
 @pytest.mark.parametrize(
     "record",
     [
         lambda experts: PERMUTED[experts],
         lambda experts: experts.roll(1, dims=1),
-        lambda experts: torch.cat([experts[:, :, :1], experts.roll(1, dims=0)[:, :, 1:]], dim=2),
+        first_layer_and_others_of_the_next_request,
     ],
     ids=["permuted", "one token late", "layers of another request"],
 )
@@ -208,7 +216,8 @@ def test_another_number_of_experts_is_said_and_not_compared(mixtral, tmp_path):
 
 def token_by_token(loaded, ids):
     """One forward a token, with a cache."""
-    values, experts = [], []
+    values = []
+    experts = []
     for row in ids:
         with recording(loaded.model) as forwards, torch.no_grad():
             logits = walk(loaded.model, row, range(1, len(row)))
@@ -225,11 +234,13 @@ def experts_in_another_order(loaded, ids):
 
 def with_zeros_of_a_dense_layer(loaded, ids):
     values, experts = roll_out(loaded.model, ids)
+    # a buffer with a row for each layer of the model, of which dense ones stay 0
     return values, torch.cat([torch.zeros_like(experts), experts], dim=2)
 
 
 def without_rows_of_the_prompt(loaded, ids):
     values, experts = roll_out(loaded.model, ids)
+    # -1: not recorded, as of a prompt that came out of a prefix cache
     experts[:, :PROMPT] = -1
     return values, experts
 

@@ -9,13 +9,17 @@ import pytest
 from core.judging.ingest import ingest
 from core.runs.dumps.export import export_npz
 from tests.core.runs.damaging import damaged
+from tests.core.runs.dumps.made_dumps import logits
 from tests.core.runs.made_runs import sample
 from tests.places import CASES, ROOT
 
 FLIPS = CASES / "flips_fp16.npz"
 
 
-@pytest.mark.parametrize(("run", "code"), [("injected-bug", 1), ("fresh-against-cached", 0)])
+@pytest.mark.parametrize(
+    ("run", "code"),
+    [("injected-bug", 1), ("fresh-against-cached", 0)],
+)
 def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_pair(
     cli,
     tmp_path,
@@ -25,12 +29,9 @@ def test_the_first_documented_gate_fails_on_an_injected_bug_and_passes_a_clean_p
     """On the arrays alone: of a stored run `verdict` would have what its controls said."""
     gates = set()
     for page in ("README.md", "docs/guides/gates.md", "core/commands/comparing.py"):
-        texts = re.findall(
-            r"^ *ulpscope compare .*--fail-on (\S+)",
-            (ROOT / page).read_text(),
-            re.M,
-        )
-        gates.add(next(text.strip("'") for text in texts if ">" in text))
+        text = (ROOT / page).read_text()
+        conditions = re.findall(r"^ *ulpscope compare .*--fail-on (\S*>\S*)", text, re.M)
+        gates.add(conditions[0].strip("'"))
     with sample(run) as stored:
         export_npz(stored, tmp_path / "pair.npz")
     for gate in gates:
@@ -99,19 +100,18 @@ def test_a_gate_over_a_damaged_run_is_one_sentence_and_never_green(cli, store, t
     run_id = ingest(store, [FLIPS])
     damaged(store.path_of(run_id), statement)
     gate = "bits,flips,flips:margin>1ulps,ulps:1,kl>0,rms>0,max-abs>0,share>0,same-top1<1,verdict"
-    assert (
-        "the file is damaged"
-        in cli("compare", run_id, "--fail-on", gate, "--junit", tmp_path / "gate.xml").refusal
-    )
-    assert not (tmp_path / "gate.xml").exists()
+    junit = tmp_path / "gate.xml"
+    done = cli("compare", run_id, "--fail-on", gate, "--junit", junit)
+    assert "the file is damaged" in done.refusal
+    assert not junit.exists()
 
 
 @pytest.mark.parametrize("command", ["compare", "ingest"])
 def test_one_position_far_off_is_a_fault_unless_there_are_experts(cli, tmp_path, command):
-    logits = np.random.default_rng(0).normal(size=(40, 64)).astype(np.float32)
-    moved = logits * np.float32(1 + 1e-6)
-    moved[17] += np.random.default_rng(1).normal(size=64).astype(np.float32)
-    np.savez(tmp_path / "pair.npz", reference=logits, variant=moved)
+    reference = logits(0, (40, 64))
+    moved = reference * np.float32(1 + 1e-6)
+    moved[17] += logits(1, 64)
+    np.savez(tmp_path / "pair.npz", reference=reference, variant=moved)
     verdicts = []
     for option in ((), ("--mixture-of-experts",)):
         words = (tmp_path / "pair.npz", *option, "--store", tmp_path / "runs", "--json")

@@ -20,13 +20,11 @@ def test_rounding_is_called_rounding_with_its_evidence_in_the_run(cli):
     assert pair["verdict"] in ("rounding", "identical")
     assert [row["group"] for row in pair["evidence"]][:1] == ["rerun"]
     with opened(open_store(), told["run_id"]) as run:
-        stored = run.pairs[0]
-        assert (stored.verdict, stored.because, stored.noise_ratio) == (
-            pair["verdict"],
-            pair["because"],
-            pair["noise_ratio"],
-        )
-        assert [row.says for row in run.evidence(0)] == [row["says"] for row in pair["evidence"]]
+        (stored,) = run.pairs
+        for name in ("verdict", "because", "noise_ratio"):
+            assert getattr(stored, name) == pair[name]
+        sentences = [row["says"] for row in pair["evidence"]]
+        assert [row.says for row in run.evidence(0)] == sentences
         floors = run.rows("floor_position", pair=0)
         assert set(floors["compute_dtype"]) == {"bfloat16", "float32"}
         assert len(floors) == 2 * run.header.rows

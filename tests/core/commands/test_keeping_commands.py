@@ -35,13 +35,9 @@ def test_a_label_pins_tags_and_keeps_what_it_is_not_asked_to_change(cli, store):
     assert cli("label", "none").returncode == 2
 
 
-def _sampled(tmp_path, monkeypatch):
+def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, monkeypatch):
     copied(tmp_path / "samples" / "sample.duckdb")
     monkeypatch.setenv("ULPSCOPE_SAMPLES", str(tmp_path / "samples"))
-
-
-def test_a_sample_run_among_those_to_delete_leaves_all(cli, store, tmp_path, monkeypatch):
-    _sampled(tmp_path, monkeypatch)
     refusal = cli("delete", "a", "sample", "b").refusal
     assert "read-only sample run; nothing was deleted" in refusal
     assert len(list(store.glob("*.duckdb"))) == 2

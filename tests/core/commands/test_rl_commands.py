@@ -18,30 +18,30 @@ RANK = ROLLOUTS / "token_exports" / "step_4" / "rank_0.jsonl"  # sequences 0 and
 
 def r_of(*sequences):
     """Trainer minus rollout over the tokens of the loss."""
-    parts = [
-        EXPECTED[f"trainer{n}"].astype(float) - EXPECTED[f"rollout{n}"].astype(float)
-        for n in sequences
-    ]
-    return np.concatenate(
-        [part[EXPECTED[f"mask{n}"] != 0] for n, part in zip(sequences, parts, strict=True)],
-    )
+    parts = []
+    for n in sequences:
+        r = EXPECTED[f"trainer{n}"].astype(float) - EXPECTED[f"rollout{n}"].astype(float)
+        parts.append(r[EXPECTED[f"mask{n}"] != 0])
+    return np.concatenate(parts)
 
 
 R = r_of(0, 1)
+RATIO = np.exp(R)
+# k3 and the effective sample size by their definitions (Schulman 2020; Kish 1965)
 FIGURES = {
-    "k3>": np.mean(np.exp(R) - 1 - R),
+    "k3>": np.mean(RATIO - 1 - R),
     "p99>": np.quantile(np.abs(R), 0.99),
-    "ess<": np.exp(R).sum() ** 2 / (len(R) * (np.exp(R) ** 2).sum()),
+    "ess<": RATIO.sum() ** 2 / (len(R) * (RATIO**2).sum()),
 }
 
 
 def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli):
     conditions = []
     for text, value in FIGURES.items():
-        beyond, within = (
-            value * (1 + step * (1 if text.endswith("<") else -1)) for step in (1e-9, -1e-9)
-        )
-        conditions += [f"{text}{beyond:.15g}", f"{text}{within:.15g}"]
+        # wider than the rounding of both sums, and far below any real change
+        step = 1e-9 if text.endswith("<") else -1e-9
+        for limit in (value * (1 + step), value * (1 - step)):
+            conditions.append(f"{text}{limit:.15g}")
     done = cli("compare", RANK, "--fail-on", ",".join(conditions), "--json")
     assert done.returncode == 1
     gate = done.json["gate"]
@@ -52,24 +52,20 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(cli):
 
 
 def test_a_framework_has_its_own_figures(cli):
-    cli(
-        "compare",
-        RANK,
-        "--as",
-        "prime-rl",
-        "--fail-on",
-        f"mismatch_kl/all/mean>{FIGURES['k3>'] * 1.001}",
-    ).succeeded()
+    condition = f"mismatch_kl/all/mean>{FIGURES['k3>'] * 1.001}"
+    cli("compare", RANK, "--as", "prime-rl", "--fail-on", condition).succeeded()
 
 
 def test_a_figure_that_is_undefined_is_null_and_undecided(cli, tmp_path):
-    (tmp_path / "a.jsonl").write_text(
-        '{"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -1.5]}',
-    )
-    done = cli("compare", tmp_path / "a.jsonl", "--fail-on", "pearson<0.9", "--json")
+    file = tmp_path / "a.jsonl"
+    # constant sides have no correlation
+    file.write_text('{"token_ids": [1, 2], "rollout": [-1, -1], "trainer": [-1.5, -1.5]}')
+    done = cli("compare", file, "--fail-on", "pearson<0.9", "--json")
     report = done.json
-    assert (done.returncode, report["gate"]["outcome"]) == (0, "undecided")
-    assert {row["name"]: row["value"] for row in report["mismatch"]["figures"]}["pearson"] is None
+    assert done.returncode == 0
+    assert report["gate"]["outcome"] == "undecided"
+    (pearson,) = (row for row in report["mismatch"]["figures"] if row["name"] == "pearson")
+    assert pearson["value"] is None
 
 
 @pytest.mark.parametrize(
@@ -96,13 +92,15 @@ def steps(tmp_path):
     token.
     """
     rows = read_lines(ROLLOUTS / "train_data_step6.jsonl")
+    folder = tmp_path / "logs"
+    folder.mkdir()
     for step, change in ((9, 0.0), (10, 0.25)):
-        moved = [
-            row | {"prev_logprobs": [[v - change for v in row["prev_logprobs"][0]]]} for row in rows
-        ]
-        (tmp_path / "logs").mkdir(exist_ok=True)
-        write_lines(tmp_path / "logs" / f"train_data_step{step}.jsonl", moved)
-    return tmp_path / "logs"
+        moved = []
+        for row in rows:
+            (trainer,) = row["prev_logprobs"]
+            moved.append(row | {"prev_logprobs": [[value - change for value in trainer]]})
+        write_lines(folder / f"train_data_step{step}.jsonl", moved)
+    return folder
 
 
 def test_files_of_several_steps_are_one_run_with_figures_by_step(cli, steps):
@@ -136,13 +134,12 @@ def test_a_folder_is_its_files_in_the_order_of_their_numbers(cli, steps, tmp_pat
     shown = cli("show", run_id, "--json", "--store", tmp_path / "runs").json
     assert shown["name"] == "train_data_step9 + train_data_step10"
     ranks = ROLLOUTS / "token_exports"
-    whole = [
-        cli("compare", *paths, "--json").json
-        for paths in ([ranks], sorted(ranks.glob("*/*.jsonl")))
-    ]
-    assert whole[0]["mismatch"] == whole[1]["mismatch"]
+    of_folder = cli("compare", ranks, "--json").json
+    of_files = cli("compare", *sorted(ranks.glob("*/*.jsonl")), "--json").json
+    assert of_folder["mismatch"] == of_files["mismatch"]
     miles = cli("compare", ROLLOUTS / "miles", "--json").json["mismatch"]
-    assert (miles["tokens"], miles["by_step"][0]["step"]) == (len(r_of(0, 1, 2)), 9)
+    assert miles["tokens"] == len(r_of(0, 1, 2))
+    assert miles["by_step"][0]["step"] == 9
 
 
 def test_hidden_files_and_folders_are_not_read(tmp_path):

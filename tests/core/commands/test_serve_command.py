@@ -40,6 +40,7 @@ def test_it_becomes_streamlits_server_on_the_address_that_was_checked(
     tmp_path,
 ):
     (tmp_path / "ulpscope.toml").write_text("[sign_in]\ntokens = true\n")
+    # the server runs in another folder, where a relative path would lead elsewhere
     monkeypatch.setenv("ULPSCOPE_CONFIG", os.path.relpath(tmp_path / "ulpscope.toml"))
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
     done = cli("serve", "--address", "0.0.0.0", "--port", "8600", "--read-only")
@@ -61,10 +62,8 @@ def test_a_token_is_made_listed_and_revoked(cli):
     listed = cli("serve", "--check", "--json").stdout
     assert json.loads(listed)["token_names"] == ["ada"]
     assert text not in listed
-    assert [
-        cli("serve", "--token", "ada").returncode,
-        cli("serve", "--revoke", "ada").returncode,
-    ] == [2, 0]
+    assert cli("serve", "--token", "ada").returncode == 2
+    assert cli("serve", "--revoke", "ada").returncode == 0
     assert cli("serve", "--revoke", "ada").returncode == 2
 
 
@@ -77,13 +76,10 @@ def test_a_password_is_hashed_from_a_pipe(cli, monkeypatch):
 
 def test_check_shows_settings_without_secrets_and_fails_if_no_server_would_start(cli, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_PASSWORD", PASSWORD)
-    done = cli("serve", "--check", "--address", "0.0.0.0", "--json")
+    done = cli("serve", "--check", "--address", "0.0.0.0", "--json").succeeded()
     settings = done.json
-    assert (done.returncode, settings["sign_in"]["password"], settings["problem"]) == (
-        0,
-        True,
-        None,
-    )
+    assert settings["sign_in"]["password"] is True
+    assert settings["problem"] is None
     assert PASSWORD not in done.stdout + cli("serve", "--check").stdout
     monkeypatch.setenv("ULPSCOPE_SIGN_IN_HEADER", "X-Forwarded-User")
     assert "members is empty" in cli("serve", "--check").stderr

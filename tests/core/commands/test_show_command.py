@@ -15,6 +15,7 @@ from tests.core.runs.mitigation_runs import ROWS, mitigation_run
 
 @pytest.fixture
 def store(cli, tmp_path, monkeypatch):
+    # rich would cut names of modules at the 80 columns of a pipe
     monkeypatch.setenv("COLUMNS", "250")
     return Store(tmp_path / "runs")
 
@@ -42,7 +43,8 @@ def test_kernels_begin_where_the_sides_begin_to_differ(cli, store):
     assert lines[0].endswith("'aten::mean' (bfloat16 [1, 8] vs bfloat16 [2, 8]).")
     (pair,) = cli("show", run_id, "--kernels", "--json").json["pairs"]
     place = pair["where_it_starts"]
-    assert (place["module"], place["position"]) == ("model.layers.0.norm", 4)
+    assert place["module"] == "model.layers.0.norm"
+    assert place["position"] == 4
     kernel_run(store)
     assert "first module" in cli("show", "kernels", "--kernels").stdout
     assert cli("show", "kernels", "--kernels", "--json").json["pairs"][0]["where_it_starts"] is None
@@ -64,10 +66,8 @@ def test_a_link_opens_the_position_that_dominates_in_the_variant(cli, store, mon
     write_run(store, header, sides, "linked")
     monkeypatch.setenv("ULPSCOPE_HOSTING_PUBLIC_URL", "https://u.example.org/")
     done = cli("show", "linked", "--link", "--variant", "side_2")
-    assert (
-        done.stdout
-        == "https://u.example.org/overview?run=linked&variant=side_2&prompt=1&position=3\n"
-    ), done.stderr
+    query = "run=linked&variant=side_2&prompt=1&position=3"
+    assert done.stdout == f"https://u.example.org/overview?{query}\n", done.stderr
 
 
 @pytest.mark.parametrize(
@@ -107,15 +107,11 @@ def test_a_capture_keeps_both_where_it_is_asked_to(cli, monkeypatch):
         ].tolist()
         assert forwards == [1, run.header.rows]
         plain, *others = run.mitigations[0]
-        assert (plain.name, plain.neq, plain.max_ulps) == (
-            "baseline",
-            run.pairs[0].summary.neq,
-            run.pairs[0].summary.max_ulps,
-        )
+        summary = run.pairs[0].summary
+        assert plain.name == "baseline"
+        assert plain.neq == summary.neq
+        assert plain.max_ulps == summary.max_ulps
         assert len(others) == len(mitigations.MITIGATIONS) - 1
-    with opened(
-        open_store(),
-        cli("capture", *asked).json["run_id"],
-    ) as run:
+    with opened(open_store(), cli("capture", *asked).json["run_id"]) as run:
         assert not run.sides_with_kernels
         assert run.mitigations == {}

@@ -27,7 +27,6 @@ from core.runs.queries import caches
 from core.runs.queries.heatmap import sentence
 from core.runs.reader import RunReader
 from core.runs.reports.issue_markdown import MOST_FLIPS, issue_text
-from core.runs.store.store import Store
 from core.text import number, visible
 from tests.core.probing.made_state import made_state, stored
 from tests.core.responses.made_sides import engine_side, response, side, store_run
@@ -111,15 +110,18 @@ def test_no_text_of_a_run_becomes_markup(sample, tmp_path):
     path.write_bytes((RUNS / f"{sample}.duckdb").read_bytes())
     with_texts(path, HOSTILE)
     with RunReader(path) as run:
-        document, cell = Document(html_file(run)), Document(html_cell(run))
-    assert document.tags <= set(TAGS.split())
-    assert document.attributes <= set(ATTRIBUTES.split())
+        document = Document(html_file(run))
+        cell = Document(html_cell(run))
+    tags = set(TAGS.split())
+    attributes = set(ATTRIBUTES.split())
+    assert document.tags <= tags
+    assert document.attributes <= attributes
     links = [about["href"] for _, about in document.elements if about.get("href")]
     assert all(link.startswith(("#", "data:image/png;base64,")) for link in links)
     assert "<script>alert(1)</script>" in document.text
     assert "\u202e" not in document.text
-    assert cell.tags <= {*TAGS.split(), "br"}
-    assert cell.attributes - {"style"} <= set(ATTRIBUTES.split()) - {"id", "href"}
+    assert cell.tags <= tags | {"br"}
+    assert cell.attributes - {"style"} <= attributes - {"id", "href"}
     classes = [about["class"] for _, about in cell.elements if "class" in about]
     assert classes == ["tex2jax_ignore mathjax_ignore"]
     assert "<script>alert(1)</script>" in cell.text
@@ -137,22 +139,19 @@ def test_figures_flips_and_points_are_those_of_the_run():
     path = RUNS / "fresh-against-cached.duckdb"
     document = shown(path)
     with RunReader(path) as run:
-        table, pair = run.positions(0), run.pairs[0]
+        table = run.positions(0)
+        pair = run.pairs[0]
         assert sentence(run, table).replace("*", "") in document.text
         flips = table[table["is_flip"]]
-        tokens = run.top_tokens([0, 1], *flips.iloc[0][["prompt", "position"]])[0]
-    top = tokens.iloc[0]
+        place = flips.iloc[0][["prompt", "position"]]
+        reference, _ = run.top_tokens([0, 1], *place)
+    top = reference.iloc[0]
     assert f"{top['logit']:.9g}, {top['probability']:.1%}" in document.text
     assert pair.because in document.text
     listed = [about["id"] for about in document.of("tr") if about.get("id")]
     assert listed == [f"f0-{row.prompt}-{row.position}" for row in flips.itertuples()]
-    assert [
-        about["href"]
-        for about in document.of(
-            "a",
-            "flip",
-        )
-    ] == [f"#{name}" for name in listed]
+    links = [about["href"] for about in document.of("a", "flip")]
+    assert links == [f"#{name}" for name in listed]
     assert len(document.of("circle", "variant")) == len(flips)
     points = [len(document.of("circle", kind)) for kind in ("quiet", "reference", "variant")]
     assert sum(points) == table["reference_margin"].notna().sum()
@@ -167,7 +166,8 @@ def test_figures_flips_and_points_are_those_of_the_run():
 )
 def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
     with sample(name) as run:
-        text, cell = html_file(run, explain_pair), html_cell(run)
+        text = html_file(run, explain_pair)
+        cell = html_cell(run)
         layers = [caches.merge(run, pair.index, None, "layer", "kind") for pair in run.pairs]
         written = [
             "".join(run.vocabulary[token] for token in side)
@@ -175,69 +175,55 @@ def test_what_the_pages_have_of_a_pair_is_in_the_file(name, titles):
             for side in generation.tokens
         ]
     assert set(titles) <= {*re.findall("<h3>(.*?)</h3>", text)}
+    # common causes, the last title, are looked for in the file only
     assert {f"<b>{title}</b>" in cell for title in titles[:-1]} == {True}
     dots = re.findall("layer ([0-9]+), (key|value)s: RMS", text)
     differing = pd.concat(layers).query("rms > 0")
-    assert sorted(dots) == sorted(
-        zip(
-            differing["layer"].map(str),
-            differing["kind"],
-            strict=True,
-        )
-    )
+    drawn = zip(differing["layer"].map(str), differing["kind"], strict=True)
+    assert sorted(dots) == sorted(drawn)
     shown = re.sub("</?b>", "", text)
     assert all(html.escape(each) in shown for each in written)
 
 
 def test_a_cell_of_a_notebook_reads_without_its_styles():
     with RunReader(ROOT / "sample_runs/fresh-against-cached.duckdb") as run:
-        cell, table, prompts = html_cell(run), run.positions(0), run.header.prompts
+        cell = html_cell(run)
+        table = run.positions(0)
+        prompts = run.header.prompts
     flips = table[table["is_flip"]]
     tokens = [visible(prompts[row.prompt].token_texts[row.position]) for row in flips.itertuples()]
-    strips = "".join(
-        re.findall(
-            '<p style="white-space:pre-wrap[^>]*>(.*?)</p>',
-            cell,
-            re.DOTALL,
-        )
-    )
-    bold = re.findall("<b>(.*?)</b>", strips, re.DOTALL)
+    strips = re.findall('<p style="white-space:pre-wrap[^>]*>(.*?)</p>', cell, re.DOTALL)
+    bold = re.findall("<b>(.*?)</b>", "".join(strips), re.DOTALL)
     assert [html.unescape(token).rstrip("\n") for token in bold] == tokens
     assert not re.search("<h[1-6]|<svg|<style|<a href", cell)
     assert len(re.findall("<tr><td[^>]*>[0-9]+ of prompt", cell)) == len(flips)
 
 
-def image_in(text):
-    (content,) = re.findall('data:image/png;base64,([^"]+)', text)
-    return Image.open(io.BytesIO(base64.b64decode(content)))
-
-
 @pytest.mark.parametrize("place", [(0, 0), (37, 40_001), (499, 49_999)])
-def test_a_single_differing_logit_is_seen_in_the_heatmap(place, tmp_path):
+def test_a_single_differing_logit_is_seen_in_the_heatmap(place, store):
     header = header_of("bfloat16", (500,), 50_000)
     reference = calm_sides(header)[0]
     variant = reference.copy()
     variant[place] ^= 1  # one ULP
-    path = write_run(Store(tmp_path), header, [reference, variant])
-    with RunReader(path) as run:
+    with RunReader(write_run(store, header, [reference, variant])) as run:
         grid = overview(run, run.pairs[0], run.positions(0))
         text = html_file(run)
-    assert max(grid.levels.shape) <= MOST_CELLS
-    tall, wide = grid.y.low / len(grid.levels), grid.x.high / grid.levels.shape[1]
+    rows, columns = grid.levels.shape
+    assert max(rows, columns) <= MOST_CELLS
+    tall = grid.y.low / rows
+    wide = grid.x.high / columns
     assert np.argwhere(grid.levels).tolist() == [[place[0] // tall, place[1] // wide]]
-    assert grid.levels.shape[1] <= 110  # as wide as three pixels on a phone
-    image = image_in(text)
+    assert columns <= 110  # as wide as three pixels on a phone
+    (content,) = re.findall('data:image/png;base64,([^"]+)', text)
+    image = Image.open(io.BytesIO(base64.b64decode(content)))
     assert np.array_equal(np.asarray(image), grid.levels)
-    assert np.array_equal(
-        np.asarray(image.convert("RGBA"))[..., 3] > 0,
-        grid.levels > 0,
-    )
+    alpha = np.asarray(image.convert("RGBA"))[..., 3]
+    assert np.array_equal(alpha > 0, grid.levels > 0)
 
 
-def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(tmp_path):
+def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_megabytes(store):
     header = header_of("bfloat16", (500,), 4096, sides=4)
-    path = write_run(Store(tmp_path), header)
-    with RunReader(path) as run:
+    with RunReader(write_run(store, header)) as run:
         text = html_file(run)
     assert len(text.encode()) <= 3_000_000
     document = Document(text)
@@ -246,9 +232,9 @@ def test_a_run_of_500_positions_and_three_variants_is_whole_and_within_three_meg
     assert sum("position 499" in title for title in titles) == 3
 
 
-def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
-    header = header_of("bfloat16", (900,), 64, sides=4)
-    path = write_run(Store(tmp_path), header)
+def test_what_is_too_large_is_cut_with_a_sentence(store, monkeypatch):
+    path = write_run(store, header_of("bfloat16", (900,), 64, sides=4))
+    # positions, flips and bytes
     small = sections.Size(600, 5, 500_000)
     for module in (page, sections):
         monkeypatch.setattr(module, "FILE", small)
@@ -256,10 +242,10 @@ def test_what_is_too_large_is_cut_with_a_sentence(tmp_path, monkeypatch):
     pairs = len(document.of("details", "pair"))
     assert 1 <= pairs < 3
     assert re.search(f"{3 - pairs} variants? left out", document.text)
-    tokens = [about for about in document.of("span") + document.of("a") if about.get("title")]
-    assert len(tokens) == 600 * pairs
+    marks = document.of("span") + document.of("a")
+    assert sum("title" in about for about in marks) == 600 * pairs
     assert "600 of 900 positions are shown" in document.text
-    assert len([about for about in document.of("tr") if about.get("id")]) == 5 * pairs
+    assert sum("id" in about for about in document.of("tr")) == 5 * pairs
     assert len(document.of("circle")) == 600 * pairs
     with RunReader(path) as run:
         cell = html_cell(run)
@@ -272,14 +258,16 @@ def test_trainer_vs_rollout_has_its_figures_and_histogram(store):
     expected = np.load(ROLLOUTS / "expected.npz")
     assert "0.0121" in document.text  # mean |r|, as the Overview has it
     bars = re.findall("r = [-0-9.]+: ([0-9]+) tokens", document.text)
-    assert sum(map(int, bars)) == sum(expected[f"mask{number}"].sum() for number in range(3))
+    tokens = [expected[f"mask{number}"].sum() for number in range(3)]
+    assert sum(map(int, bars)) == sum(tokens)
 
 
 def test_the_worst_sequences_of_a_rollout_stand_as_text():
     with RunReader(ROOT / "sample_runs/trainer-against-rollout.duckdb") as run:
         worst = [row["prompt"] for row in summary(run, "heaviest")[:2]]
         texts = ["".join(map(visible, tokens_of(run, prompt)["text"])) for prompt in worst]
-        document, cell = Document(html_file(run)), html_cell(run)
+        document = Document(html_file(run))
+        cell = html_cell(run)
     text = document.text
     assert f"Sequence {worst[0]}, step 5, " in text
     assert len(document.of("line", "stream")) == 2 * 5  # between six steps
@@ -316,25 +304,25 @@ def test_an_axis_places_values_in_percent_with_round_ticks_within_it():
         ([engine_side("one", 1, 20), engine_side("two", 4, 20)], "margin_ulps", "ULPs"),
     ],
 )
-def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, cli, tmp_path):
-    store = Store(tmp_path)
+def test_flips_of_lists_have_the_margins_that_are_known(sides, name, unit, cli, store):
     run_id = store_run(store, "lists", *sides)
     with opened(store, run_id) as run:
-        figures, text = run.positions(0), html_file(run)
+        figures = run.positions(0)
+        text = html_file(run)
         issue = issue_text(run, run.pairs, "")
     flips = figures.loc[figures["is_flip"], [f"reference_{name}", f"variant_{name}"]]
-    margins = [" / ".join(map(number, row)) for row in flips.astype(float).to_numpy().tolist()]
+    rows = flips.astype(float).to_numpy().tolist()
+    margins = [" / ".join(map(number, row)) for row in rows]
     assert len(margins) > 0
     assert f"margins, {unit}<" in text
     assert re.findall("<td>([^<]* / [^<]*)</td>", text) == margins
     assert f"margins, {unit} |" in issue
     assert re.findall(r"\| ([^|]* / [^|]*) \|", issue) == margins[:MOST_FLIPS]
-    gate = cli("compare", run_id, "--fail-on", "flips", "--store", tmp_path)
+    gate = cli("compare", run_id, "--fail-on", "flips")
     assert "undefined ULPs" not in gate.stdout + gate.stderr
 
 
-def test_axes_of_a_state_are_a_table_the_worst_first(tmp_path):
-    store = Store(tmp_path)
+def test_axes_of_a_state_are_a_table_the_worst_first(store):
     with opened(store, stored(store, made_state(1e-3, 0.9))) as run:
         parts = [html_file(run), html_cell(run)]
     for part in parts:

@@ -95,6 +95,7 @@ def test_passwords(configured, typed, is_right):
 def test_a_hash_does_not_tell_the_password_and_costs_what_rfc_9106_recommends():
     stored = credentials.hash_password(PASSWORD)
     assert PASSWORD not in stored
+    # 64 MiB and three passes, the second recommendation of RFC 9106
     assert stored.startswith("$argon2id$v=19$m=65536,t=3,")
     assert credentials.password_problem(stored) is None
 
@@ -112,6 +113,7 @@ def test_a_hash_does_not_tell_the_password_and_costs_what_rfc_9106_recommends():
         ("ada@sub.example.org", ("@example.org",), False),
         ("ada@example.org.evil", ("@example.org",), False),
         ("@example.org", ("@example.org",), False),
+        # the Kelvin sign, which lower() turns into k
         ("\u212aate@example.org", ("kate@example.org",), False),
         ("ada\x00@example.org", ("@example.org",), False),
     ],
@@ -137,7 +139,10 @@ def test_a_token_is_stored_as_its_digest_for_its_owner_alone(tmp_path):
         tokens.revoke(tmp_path, "ada")
 
 
-@pytest.mark.parametrize("name", ["", " ", "a b", "a\n", "../x", "x" * 65, "<b>"])
+@pytest.mark.parametrize(
+    "name",
+    ["", " ", "a b", "a\n", "../x", "x" * 65, "<b>"],
+)
 def test_a_name_that_cannot_be_read_names_no_token(tmp_path, name):
     with pytest.raises(UsageError, match="cannot name"):
         tokens.add(tmp_path, name)

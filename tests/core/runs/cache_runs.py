@@ -38,17 +38,9 @@ def cache(seed, heads=2, positions=5, width=16):
     )
 
 
-def kv_run(
-    store,
-    parts,
-    *,
-    lengths=(3, 5),
-    sides=2,
-    run_id=None,
-):
+def kv_run(store, parts, *, lengths=(3, 5)):
     """A run of random logits with these caches, each with the side that kept it; returns its id."""
-    header = header_of(lengths=lengths, sides=sides)
-    with writing(store, header, run_id=run_id) as writer:
+    with writing(store, header_of(lengths=lengths)) as writer:
         for side, part in parts:
             writer.write_kv(side, part)
         return writer.finish()
@@ -59,13 +51,7 @@ def both(reference, variant):
     return [(0, reference), (1, KvPart(*reference.key, reference.first_position, variant))]
 
 
-def continued_run(
-    store,
-    *,
-    is_confirmed=True,
-    texts=True,
-    run_id="continued",
-):
+def continued_run(store, *, is_confirmed=True):
     """Three sides, three prompts of 12, 12 and 6 positions, vocabulary of 40; see CONTINUED.
 
     At the first flip the better token leads by 0.125 (of 10: two ULPs of bfloat16);
@@ -73,16 +59,12 @@ def continued_run(
     the first variant only from layer 1 on, differ; the second's are equal.
     """
     prompt_ids = tuple(range(1, 1 + GIVEN))
-    fed = [(*prompt_ids, *CONTINUED[prompt][0][:-1]) for prompt in (0, 1)] + [tuple(range(6))]
-    vocabulary = {token: f" w{token}" for token in range(VOCAB)} | {22: " <b>two</b>\n"}
-    prompts = tuple(
-        Prompt(
-            len(ids),
-            ids,
-            tuple(vocabulary[t] for t in ids) if texts else (),
-        )
-        for ids in fed
-    )
+    # the last generated token is not read again
+    fed = [(*prompt_ids, *whole[:-1]) for whole, *_ in CONTINUED.values()]
+    fed.append(tuple(range(6)))
+    vocabulary = {token: f" w{token}" for token in range(VOCAB)}
+    vocabulary[22] = " <b>two</b>\n"
+    prompts = tuple(Prompt(len(ids), ids, tuple(vocabulary[t] for t in ids)) for ids in fed)
     sides = tuple(
         SideHeader(path, path, "bfloat16") for path in ("prefill", "decode", "decode+batch:8")
     )
@@ -93,18 +75,16 @@ def continued_run(
         prompts,
         sides,
         Provenance("capture", model="planted", device="cpu"),
-        vocabulary if texts else {},
+        vocabulary,
     )
-    with RunWriter(store, header, run_id=run_id) as writer:
+    with RunWriter(store, header, run_id="continued") as writer:
         for side in range(3):
             logits = np.random.default_rng(0).standard_normal((header.rows, VOCAB))
             for row, (prompt, position) in enumerate(header.places()):
                 if prompt in CONTINUED and position >= GIVEN - 1:
                     logits[row, CONTINUED[prompt][0][position - GIVEN + 1]] = 10
-            if side == 1:
-                logits[PARTING, CONTINUED[0][1][2]] = 10.125 if is_confirmed else 9.875
-            else:
-                logits[PARTING, CONTINUED[0][1][2]] = 9.875
+            is_better = side == 1 and is_confirmed
+            logits[PARTING, CONTINUED[0][1][2]] = 10.125 if is_better else 9.875
             writer.write(side, 0, logits.astype(BFLOAT16.values).view(np.uint16))
         for prompt, ids in enumerate(fed):
             for layer in range(4):

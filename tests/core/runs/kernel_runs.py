@@ -17,31 +17,17 @@ def kernel_lists():
     """
 
     def rows(tile, reductions, forwards):
+        shapes = "1x8, 8x32" if forwards == 1 else "2x8, 8x32"
+        often = reductions * forwards
         result = []
         for layer in range(2):
-            result.append(
-                KernelRow(UP.format(layer), "CUDA", tile, "aten::mm", forwards, 10.0 * forwards),
-            )
-            result.append(
-                KernelRow(
-                    DOWN.format(layer),
-                    "CUDA",
-                    REDUCE,
-                    "aten::mm",
-                    reductions * forwards,
-                    2.0 * reductions * forwards,
-                ),
-            )
-            result.append(
-                KernelRow(
-                    UP.format(layer),
-                    "torch",
-                    "aten::mm",
-                    "1x8, 8x32" if forwards == 1 else "2x8, 8x32",
-                    forwards,
-                    40.0,
-                ),
-            )
+            up = UP.format(layer)
+            down = DOWN.format(layer)
+            result += [
+                KernelRow(up, "CUDA", tile, "aten::mm", forwards, 10.0 * forwards),
+                KernelRow(down, "CUDA", REDUCE, "aten::mm", often, 2.0 * often),
+                KernelRow(up, "torch", "aten::mm", shapes, forwards, 40.0),
+            ]
         return tuple(result)
 
     return KernelList(0, rows(NARROW, 1, 1), 1, 1), KernelList(1, rows(WIDE, 3, 3), 3, 40)
@@ -64,7 +50,8 @@ def block_lists():
     """
 
     def rows(batch):
-        attention, result = "model.layers.0.self_attn", []
+        attention = "model.layers.0.self_attn"
+        result = []
 
         def ran(
             module,

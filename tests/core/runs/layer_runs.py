@@ -31,20 +31,16 @@ def layer_run(
     *,
     chosen=((0, 1, 2), (0, 1, 2, 3, 4)),
     lengths=(3, 5),
-    floor_ulps=1,
-    sides=2,
     run_id=None,
     flips=(),
 ):
     """Two prompts, six modules. changed: (ordinal, prompt, position) -> ULPs by which the variant's
     first element differs there.
 
-    floor_ulps: by how many every element of the floor's one reordering differs, the embedding's by
-    none; None: no floor was run. A third side, if any, has no outputs of modules, as one whose
-    kernels a compiler makes. flips: rows whose argmax is token 7 on the reference and token 8 on
-    the variant.
+    The floor's one reordering moves every element by an ULP, the embedding's by none. flips: rows
+    whose argmax is token 7 on the reference and token 8 on the variant.
     """
-    header = header_of(lengths=lengths, sides=sides)
+    header = header_of(lengths=lengths)
     with RunWriter(store, header, run_id=run_id) as writer:
         logits = calm_sides(header)
         for row in flips:
@@ -70,15 +66,9 @@ def layer_run(
 
         writer.write(0, 0, logits[0])
         write_outputs(0, lambda *_: np.uint16(0))
-        if floor_ulps is not None:
-            write_outputs(
-                FLOOR,
-                lambda module, *_: np.uint16(floor_ulps * (module.kind != "embedding")),
-            )
-        for side in range(1, sides):
-            writer.write(side, 0, logits[side])
-            if side == 1:
-                write_outputs(1, moved)
+        write_outputs(FLOOR, lambda module, *_: np.uint16(module.kind != "embedding"))
+        writer.write(1, 0, logits[1])
+        write_outputs(1, moved)
         return writer.finish()
 
 

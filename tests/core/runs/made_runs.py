@@ -52,11 +52,11 @@ def header_of(
     )
 
 
-def bits_of_sides(header, seed=0):
+def bits_of_sides(header):
     """[rows, vocab] a side: any bit pattern at all, so NaN payloads, infinities and subnormals too;
     variants part in some.
     """
-    random = np.random.default_rng(seed)
+    random = np.random.default_rng(0)
     fmt = header.format
     top = 1 << fmt.bits
     reference = random.integers(0, top, (header.rows, header.vocab), dtype=fmt.carrier)
@@ -170,9 +170,7 @@ def ingested(store, *paths, **options):
 
 if __name__ == "__main__":
     place = Store(Path(sys.argv[1]))
-    limit = int(sys.argv[2]) if len(sys.argv) > 2 else sys.maxsize
-    for number in itertools.count():
-        if number == limit:
-            break
+    limit = int(sys.argv[2]) if len(sys.argv) > 2 else None
+    for number in itertools.islice(itertools.count(), limit):
         make_run(place, number)
         print(number, flush=True)

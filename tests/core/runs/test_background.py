@@ -37,7 +37,8 @@ def test_an_error_is_raised_at_every_later_step_and_nothing_more_runs():
 
 
 def test_putting_waits_while_too_much_is_unfinished():
-    release, started = threading.Event(), threading.Event()
+    release = threading.Event()
+    started = threading.Event()
     background = Background("test", 100)
     background.put(lambda: (started.set(), release.wait(10)), size=60)
     started.wait(10)
@@ -48,6 +49,7 @@ def test_putting_waits_while_too_much_is_unfinished():
         kwargs={"size": 60},
     )
     second.start()
+    # long enough for a put that does not wait
     second.join(0.2)
     assert second.is_alive()  # it waits for room
     release.set()

@@ -21,15 +21,13 @@ from tests.shell import ran
 from tests.waiting import until
 
 
-def _writer(store, *arguments, **options):
+def _writer(store):
     """Another process that writes runs in a loop and prints a line for each."""
-    command = [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory), *arguments]
     return subprocess.Popen(
-        command,
+        [sys.executable, "-m", "tests.core.runs.made_runs", str(store.directory)],
         cwd=ROOT,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        **options,
     )
 
 
@@ -42,11 +40,8 @@ def _check_whole(store):
     assert broken == []
     for card in cards:
         with opened(store, card.run_id) as run:
-            assert (
-                len(run.read_rows(1, 0, run.header.rows))
-                == len(run.positions(0))
-                == run.header.rows
-            )
+            rows = run.header.rows
+            assert len(run.read_rows(1, 0, rows)) == len(run.positions(0)) == rows
     return len(cards)
 
 

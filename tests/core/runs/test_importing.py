@@ -18,6 +18,7 @@ from tests.core.runs.test_ops_run import UNSTEADY, header
 from tests.places import ROOT, RUNS
 
 SAMPLES = sorted(RUNS.glob("*.duckdb"))
+DUMP = ROOT / "sample_runs" / "dumps" / "six_calls.npz"
 
 
 @pytest.fixture
@@ -56,7 +57,8 @@ def test_a_run_comes_in_bit_for_bit_under_a_new_id_and_its_note_says_so(path, st
 
 
 def test_it_has_the_id_asked_for_and_progress_is_reported(store, foreign_file):
-    before, steps = foreign_file.read_bytes(), []
+    before = foreign_file.read_bytes()
+    steps = []
     run_id = import_run(
         store,
         foreign_file,
@@ -142,10 +144,6 @@ def test_what_no_run_file_has_is_refused_and_nothing_is_stored(fault, store, for
     assert_refused(store, foreign_file, words)
 
 
-def a_dump(path):
-    return ROOT / "sample_runs" / "dumps" / "six_calls.npz"
-
-
 def half(path):
     path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
     return path
@@ -155,7 +153,7 @@ def half(path):
     ("change", "words"),
     [
         (lambda path: path.parent, "so not a run file"),
-        (a_dump, "six_calls.npz: cannot be read or written as a run file"),
+        (lambda _: DUMP, "six_calls.npz: cannot be read or written as a run file"),
         (half, "somebody.duckdb"),
     ],
 )

@@ -9,7 +9,6 @@ import pytest
 
 from core.capture_request import CaptureRequest
 from core.runs.file.records import Generation, Prompt, Provenance
-from core.runs.reader import RunReader
 from core.runs.requests import (
     asks_for,
     caveat,
@@ -105,9 +104,14 @@ def test_what_a_prompt_says_was_not_asked_for():
     assert asks_for(provenance(layers=True), "layers")  # the twin
 
 
+def rejudged(store, **about):
+    """The request that judges a run again, and its file of prompts; two None if there is none."""
+    with opened(store, judged_run(store, None, **about)) as run:
+        return rejudge_request(run, "again") or (None, None)
+
+
 def test_a_program_judges_the_tokens_that_the_run_holds(store):
-    with opened(store, judged_run(store, None)) as run:
-        request, prompts = rejudge_request(run, "again") or (None, b"")
+    request, prompts = rejudged(store)
     assert request == CaptureRequest(
         model="sample_runs/model",
         variants=("decode",),
@@ -128,8 +132,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
         model="stranger/model",
         revision="evil",
     )
-    with opened(store, judged_run(store, None, request=hostile)) as run:
-        request, _ = rejudge_request(run, "again") or (None, b"")
+    request, _ = rejudged(store, request=hostile)
     assert request == CaptureRequest(
         model="sample_runs/model",
         variants=("decode",),
@@ -140,8 +143,7 @@ def test_a_program_takes_nothing_of_a_strangers_request_but_paths_dtype_device_a
 
 
 def test_without_a_request_the_paths_of_the_sides_are_judged(store):
-    with opened(store, judged_run(store, None, request=None)) as run:
-        request, _ = rejudge_request(run, "again") or (None, b"")
+    request, _ = rejudged(store, request=None)
     assert request.reference == "prefill"
     assert request.variants == ("decode",)
     assert request.dtype == "bfloat16"
@@ -157,8 +159,7 @@ def test_without_a_request_the_paths_of_the_sides_are_judged(store):
     ],
 )
 def test_a_run_without_model_or_tokens_is_judged_by_nobody_here(store, lacking):
-    with opened(store, judged_run(store, None, **lacking)) as run:
-        assert rejudge_request(run, "again") is None
+    assert rejudged(store, **lacking) == (None, None)
 
 
 def test_prompts_that_were_continued_are_continued_again_from_what_was_given(store):
@@ -168,18 +169,10 @@ def test_prompts_that_were_continued_are_continued_again_from_what_was_given(sto
         provenance=provenance(tokens=2),
     )
     with writing(store, header) as writer:
-        writer.write_generation(
-            Generation(
-                0,
-                3,
-                2,
-                ((4, 5), (4, 6)),
-                ("d e", "d f"),
-            )
-        )
-        path = store.path_of(writer.finish())
-    with RunReader(path) as run:
-        request, prompts = rejudge_request(run, "again") or (None, b"")
+        writer.write_generation(Generation(0, 3, 2, ((4, 5), (4, 6)), ("d e", "d f")))
+        run_id = writer.finish()
+    with opened(store, run_id) as run:
+        request, prompts = rejudge_request(run, "again")
     assert request.arguments()[0] == "generate"
     assert request.tokens == 2
     assert json.loads(prompts) == {"token_ids": [1, 2, 3]}

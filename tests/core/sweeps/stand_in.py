@@ -59,6 +59,7 @@ def compute(cell, folder):
     store, (path,) = Store(Path(folder)), cell.request.variants
     run_id = run_id_of(cell.digest, {"build": cell.request.build})
     if path == "crash":
+        # as the kernel ends a process when memory runs out
         os.kill(os.getpid(), signal.SIGKILL)
     if path == "refuse":
         return CellOutcome(cell, FAILED, says="there is no such path.")

@@ -40,7 +40,8 @@ from tests.core.sweeps.stand_in import compute
 
 if __name__ == "__main__":
     plan, folder, address = sys.argv[1:]
-    cells, task = read_plan(Path(plan)).cells, partial(compute, folder=folder)
+    cells = read_plan(Path(plan)).cells
+    task = partial(compute, folder=folder)
     if address:
         outcomes = compute_on_ray(cells, task, Store(Path(folder)), address)
     else:
@@ -105,7 +106,8 @@ def _assert_all_once(outcomes, store, count):
 
 @pytest.mark.parametrize("jobs", [*thorough([1]), 3])
 def test_every_cell_is_computed_and_none_again(store, cells_of, jobs):
-    cells, begun = cells_of(*GOOD), []
+    cells = cells_of(*GOOD)
+    begun = []
     first = _outcomes(cells, store, jobs=jobs, on_begin=begun.append)
     _assert_all_once(first, store, 3)
     assert {cell.digest for cell in begun} == {cell.digest for cell in cells}
@@ -130,7 +132,8 @@ def test_a_cell_that_fails_says_why_and_the_rest_is_done(store, cells_of, path, 
 
 
 def test_two_sweeps_on_one_store_compute_no_cell_twice(store, cells_of):
-    cells, first = cells_of("wait"), {}
+    cells = cells_of("wait")
+    first = {}
     thread = threading.Thread(target=lambda: first.update(_outcomes(cells, store)))
     thread.start()
     until(lambda: Ledger(store).running())
@@ -190,7 +193,8 @@ def test_a_killed_driver_loses_nothing_and_computes_nothing_twice(
 
 @pytest.mark.thorough
 def test_a_killed_node_loses_nothing_and_computes_nothing_twice(cluster, store, cells_of):
-    cells, outcomes = cells_of("p1", "wait", "p2", prompts=BOTH), {}
+    cells = cells_of("p1", "wait", "p2", prompts=BOTH)
+    outcomes = {}
     thread = threading.Thread(
         target=lambda: outcomes.update(_outcomes(cells, store, cluster)),
         daemon=True,

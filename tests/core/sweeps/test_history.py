@@ -70,7 +70,8 @@ def test_bits_flips_and_verdict_are_what_changes(before, now, what):
 
 
 def test_a_run_with_a_bug_is_not_what_the_next_is_held_against():
-    bad, worse = card(2, "bug suspected", 9), card(3, "nondeterministic")
+    bad = card(2, "bug suspected", 9)
+    worse = card(3, "nondeterministic")
     assert change_of(state(card(1), bad, worse, card(4))).baseline == card(1)
     assert change_of(state(bad, worse, card(4))).baseline is None
 
@@ -82,31 +83,21 @@ def test_a_label_names_the_run_that_is_held_against_even_one_with_a_bug():
 
 def test_a_build_that_is_gone_back_to_is_held_against_the_newer_one():
     """Its run was there, and is older than the other's."""
-    found = change_of(
-        state(card(1), card(2, flips=1)),
-        card(1).run_id,
-    )
+    found = change_of(state(card(1), card(2, flips=1)), card(1).run_id)
     assert found.now == card(1)
     assert found.baseline == card(2, flips=1)
     assert found.what == ("flips",)
 
 
 def test_both_versions_are_named():
-    found = change_of(
-        state(
-            card(1, llamacpp="2026.9"),
-            card(2, llamacpp="2026.10", flips=2),
-        )
-    )
+    older = card(1, llamacpp="2026.9")
+    newer = card(2, llamacpp="2026.10", flips=2)
+    found = change_of(state(older, newer))
     assert found.in_words == "changed: 0 -> 2 flips (build 1 -> 2 and llamacpp 2026.9 -> 2026.10)."
     assert change_of(state(card(1))).in_words == "first run of this cell."
     assert change_of(state(card(1), card(2))).in_words == "unchanged (build 1 -> 2)."
     bits = card(2, "bug suspected", 1, ("x", "y"))
     assert "suspected (build 1 -> 2)" in change_of(state(card(1), bits)).in_words
-
-
-def _outcomes(change, *conditions):
-    return [outcome.outcome for outcome in gate_of([change], conditions).outcomes]
 
 
 @pytest.mark.parametrize(
@@ -124,7 +115,8 @@ def _outcomes(change, *conditions):
     ],
 )
 def test_the_gate_fails_on_what_it_is_told(found, outcomes):
-    assert _outcomes(change_of(found), "changed", "bug", "flips") == outcomes
+    gate = gate_of([change_of(found)], ["changed", "bug", "flips"])
+    assert [outcome.outcome for outcome in gate.outcomes] == outcomes
 
 
 def test_conditions_are_listed_with_commas_and_others_refused():
@@ -137,9 +129,7 @@ def test_a_place_of_several_cells_shows_the_one_that_failed():
     done = CellState("d", AXES, DONE, cards=(card(1, "bug suspected"),))
     failed = CellState("f", AXES, FAILED, "out of memory")
     missing = CellState("m", AXES, MISSING)
-    changes = [
-        CellChange(**vars(each), now=next(iter(each.cards), None)) for each in (done, missing)
-    ]
+    changes = [CellChange(**vars(done), now=done.cards[0]), CellChange(**vars(missing))]
     failed_too = [*changes, CellChange(**vars(failed))]
     for cells, expected in ((changes, done), (failed_too, failed)):
         ((entry,),) = matrix_of(cells, "engine", "path", "verdict").entries

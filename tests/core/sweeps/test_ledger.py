@@ -51,6 +51,7 @@ def test_the_run_of_a_cell_is_named_by_its_request_and_its_environment(cell):
 def test_a_cell_is_missing_running_failed_or_done(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     assert _state(ledger, cell).state == MISSING
+    # its lock is held by this process, which lives
     partial = store.new_partial(run_id, None, run_id)
     assert _state(ledger, cell).state == RUNNING
     partial.remove()
@@ -78,7 +79,9 @@ def test_a_card_has_the_figures_of_its_run(ledger, cell, store):
     run_id = run_id_of(cell.digest, {})
     write(store, run_id, cell.request, moved=2.0, verdict="bug suspected")
     card = ledger.cards()[run_id]
-    assert (card.verdict, card.flips, card.neq_share) == ("bug suspected", 1, 1 / 8)
+    assert card.verdict == "bug suspected"
+    assert card.flips == 1
+    assert card.neq_share == 1 / 8
     assert card.noise_ratio == 1.0
     assert card.versions["build"] == "7"
     with opened(store, run_id) as run:

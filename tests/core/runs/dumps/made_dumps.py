@@ -39,13 +39,13 @@ def names_of(dump):
 
 def bits_in(dump, max_bytes=2 * 4 * VOCAB):
     """[rows, vocab] a side, joined from chunks of a few rows."""
-    chunks = list(dump.chunks(max_bytes))
-    assert [first for first, _ in chunks] == list(
-        np.cumsum([0, *(len(sides[0]) for _, sides in chunks)])[:-1],
-    )
-    return [
-        np.concatenate([sides[place] for _, sides in chunks]) for place in range(len(dump.sides))
-    ]
+    parts = []
+    done = 0
+    for first, sides in dump.chunks(max_bytes):
+        assert first == done
+        done += len(sides[0])
+        parts.append(sides)
+    return [np.concatenate(of_side) for of_side in zip(*parts, strict=True)]
 
 
 def warnings_of(folder, **arrays):
@@ -59,22 +59,16 @@ def kl_base_file(path, logits, tokens):
     """
     chunks, context = tokens.shape
     vocab = logits.shape[1]
-    body = (
-        struct.pack(
-            "<8s3i",
-            b"_logits_",
-            context,
-            vocab,
-            chunks,
-        )
-        + tokens.astype("<i4").tobytes()
-    )
+    body = struct.pack("<8s3i", b"_logits_", context, vocab, chunks)
+    body += tokens.astype("<i4").tobytes()
     held = []
     for row in logits.astype(np.float32):
+        # less likely tokens are raised to 16 nats below the largest
         lowest = max(row.min(), row.max() - np.float32(16))
         scale = (row.max() - lowest) / np.float32(65535)
         steps = np.clip(np.rint((row - lowest) / scale), 0, 65535).astype("<u2")
         least = np.float32(lowest - logsumexp(row.astype(np.float64)))
+        # a row is whole words of 32 bits
         padding = bytes(2 * (vocab % 2))
         body += struct.pack("<2f", scale, least) + steps.tobytes() + padding
         held.append(least + scale * steps.astype(np.float32))

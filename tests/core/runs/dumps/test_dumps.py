@@ -117,6 +117,7 @@ def test_fortran_order_is_read_in_the_order_of_rows_at_every_pass(tmp_path, shap
 @pytest.mark.parametrize("dtype", VALUES)
 def test_nan_payloads_and_signed_zeros_survive(tmp_path, dtype):
     bits = 8 * np.dtype(VALUES[dtype]).itemsize
+    # a NaN with a payload in each of the three formats
     nan = 0x7FC1FF01 >> (32 - bits)
     patterns = [0, 1 << (bits - 1), 1, nan, (1 << bits) - 1, 0x3C00]
     a = np.array([patterns], f"<u{bits // 8}")
@@ -145,6 +146,7 @@ def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tm
         assert dump.compute_dtype == "float32"
         assert dump.dtype_reason[:8] == "override"
         assert np.array_equal(bits_in(dump)[0], bits_of(a))
+    # the last element, so that a look at the first ones is not enough
     b[-1, -1] = np.float32(1) + np.float32(2.0**-23)
     with dump_of(tmp_path, a=a, b=b) as dump:
         assert dump.compute_dtype == "float32"
@@ -154,6 +156,7 @@ def test_a_single_value_beyond_a_dtype_on_any_side_is_enough_not_to_detect_it(tm
 def test_a_given_dtype_that_would_round_is_refused_with_the_first_value(tmp_path):
     a = logits(1, dtype="bfloat16").astype(np.float32)
     b = a.copy()
+    # 1 + 2^-10 is between two values of bfloat16, whose step at 1 is 2^-7
     b[2, 3], b[4, 5] = 1.0009765625, 3.1415927
     refusal = r"dump\.npz: 'b' holds 1\.0009765625"
     with pytest.raises(DumpError, match=refusal):
@@ -397,6 +400,7 @@ def test_one_such_side_is_enough_and_the_user_may_know_better(tmp_path):
 
 def test_padding_and_an_order_of_columns_hide_nothing(tmp_path):
     padded = chosen(200, 32)
+    # trainers pad short responses
     padded[:, 20:] = np.nan
     for side in (padded, np.asfortranarray(chosen(200, 32))):
         with pytest.raises(DumpError, match="of 200 sequences of 32 tokens"):

@@ -64,24 +64,19 @@ def test_what_was_opened_is_exported_bit_for_bit(path, tmp_path):
 def _run(lengths, compute="float32", **dtypes):
     rng = np.random.default_rng(0)
     vocab = 8
-    prompts = tuple(Prompt(n, tuple(range(n)), tuple(f"t{i}é" for i in range(n))) for n in lengths)
+    prompts = []
+    for n in lengths:
+        texts = tuple(f"t{i}é" for i in range(n))
+        prompts.append(Prompt(n, tuple(range(n)), texts))
     dtypes = dtypes or {"reference": compute, "variant": compute}
     sides = tuple(SideHeader(name, "", dtype) for name, dtype in dtypes.items())
     bits = []
     for _ in sides:
         # every dtype holds small whole numbers
-        bits.append(bits_of(rng.integers(-8, 9, (sum(lengths), vocab)).astype(VALUES[compute])))
-    return HeldRun(
-        RunHeader(
-            "run",
-            compute,
-            vocab,
-            prompts,
-            sides,
-            Provenance("capture"),
-        ),
-        bits,
-    )
+        values = rng.integers(-8, 9, (sum(lengths), vocab))
+        bits.append(bits_of(values.astype(VALUES[compute])))
+    header = RunHeader("run", compute, vocab, tuple(prompts), sides, Provenance("capture"))
+    return HeldRun(header, bits)
 
 
 @pytest.mark.parametrize("compute", ["float32", "float16", "bfloat16"])
@@ -92,8 +87,10 @@ def _run(lengths, compute="float32", **dtypes):
 def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, compute):
     run = _run(lengths, compute)
     width = 8 * run.bits[0].dtype.itemsize
-    # -0, NaNs, a subnormal
-    run.bits[0][0, :4] = [1 << (width - 1), 0x7FC1FF01 >> (32 - width), (1 << width) - 1, 1]
+    minus_zero = 1 << (width - 1)
+    nans = 0x7FC1FF01 >> (32 - width), (1 << width) - 1
+    subnormal = 1
+    run.bits[0][0, :4] = [minus_zero, *nans, subnormal]
     export_npz(run, tmp_path / "out.npz")
     again = _opened(tmp_path / "out.npz")
     assert again.header.prompts == run.header.prompts
@@ -103,13 +100,7 @@ def test_prompts_tokens_dtype_and_every_bit_open_again(tmp_path, lengths, comput
 
 
 def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
-    run = _run(
-        (3,),
-        "float32",
-        a="bfloat16",
-        reference="float16",
-        b="float32",
-    )
+    run = _run((3,), a="bfloat16", reference="float16", b="float32")
     export_npz(run, tmp_path / "out.npz")
     saved = np.load(tmp_path / "out.npz")
     assert [saved[key].dtype.str for key in ("a", "reference", "b")] == ["|V2", "<f2", "<f4"]
@@ -121,6 +112,7 @@ def test_sides_of_every_source_dtype_come_back_as_they_were(tmp_path):
 
 
 def test_rows_are_written_a_few_at_a_time(tmp_path, monkeypatch):
+    # two rows of 8 float32 logits
     monkeypatch.setattr("core.runs.measured.CHUNK_BYTES", 2 * 8 * 4)
     run = _run((5,))
     export_npz(run, tmp_path / "out.npz")

@@ -25,10 +25,11 @@ from core.errors import DumpError
 from core.runs.dumps.containers import open_container
 from core.runs.dumps.dump import open_dump
 from core.text import clean
+from tests.core.runs.dumps.made_dumps import logits
 from tests.places import ROOT
 
 ROWS, VOCAB = 4, 8
-GOOD = np.random.default_rng(0).standard_normal((ROWS, VOCAB)).astype(np.float32)
+GOOD = logits(0, (ROWS, VOCAB))
 GOOD_BYTES = GOOD.tobytes()
 BITS = GOOD.astype(ml_dtypes.bfloat16).view(np.uint16)
 
@@ -92,6 +93,7 @@ def patched(raw, old, new):
 
 def encrypted():
     raw = bytearray(npz(a=GOOD, b=GOOD))
+    # bit 0 of the flags, in a member's own header and in the directory
     for signature, flags in ((b"PK\x03\x04", 6), (b"PK\x01\x02", 8)):
         raw[raw.index(signature) + flags] |= 1
     return bytes(raw)
@@ -103,6 +105,7 @@ def overlapping():
     """
     raw = bytearray(archive(("a.npy", npy()), ("b.npy", npy())))
     second = raw.rindex(b"PK\x01\x02")
+    # the offset of the member's header becomes that of the first member
     raw[second + 42 : second + 46] = bytes(4)
     return bytes(raw)
 
@@ -110,6 +113,7 @@ def overlapping():
 def lying_about_size():
     raw = bytearray(npz_with(npy(), method=zipfile.ZIP_DEFLATED))
     second = raw.rindex(b"PK\x01\x02")
+    # the unpacked size: 4.3 GB
     raw[second + 24 : second + 28] = bytes([0, 255, 255, 255])
     return bytes(raw)
 
@@ -407,7 +411,8 @@ PROBE = textwrap.dedent("""
         return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM"))
     base = peak()
     resource.setrlimit(resource.RLIMIT_AS, (2 << 30, 2 << 30))
-    began, said = time.perf_counter(), "opened"
+    began = time.perf_counter()
+    said = "opened"
     try:
         with open_dump(sys.argv[1:]) as dump:
             for _ in dump.chunks():
@@ -455,6 +460,7 @@ def many_members(path, count):
             twin = copy.copy(made.filelist[0])
             twin.filename = f"s{place}.npy"
             made.filelist.append(twin)
+        # or zipfile would leave the directory as it was before the entries were added
         made._didModify = True
     return path
 
@@ -470,7 +476,9 @@ needs_proc = pytest.mark.skipif(
 )
 
 BOMBS = {
+    # beyond the 256 MiB up to which no archive is suspected
     "deflate bomb": (lambda path: deflated_zeros(path, 300), "more than 200 times as many"),
+    # their entries fit into the 4 MiB that a directory may have, those of 300,000 do not
     "60000 members": (lambda path: many_members(path, 60_000), "holds 60001 members"),
     "300000 members": (lambda path: many_members(path, 300_000), "a directory of more than"),
     "json of lists": (lists_in_json, "the entry of 'a'"),

@@ -18,7 +18,10 @@ def values(dump):
 # ---- token ids
 
 
-@pytest.mark.parametrize("key", ["token_ids", "input_ids", "prompt_token_ids", "tokens"])
+@pytest.mark.parametrize(
+    "key",
+    ["token_ids", "input_ids", "prompt_token_ids", "tokens"],
+)
 @pytest.mark.parametrize("shape", [(ROWS,), (1, ROWS), (ROWS, 1)])
 def test_whole_numbers_under_a_name_of_token_ids_are_token_ids(tmp_path, key, shape):
     ids = np.arange(5, 5 + ROWS)
@@ -128,6 +131,7 @@ def test_columns_that_sum_to_1_are_refused_with_the_fix(tmp_path, normalize):
 def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, part, is_shorter):
     long = logits(1, shape)
     first, stop = rows
+    # rows fit by their argmax: engines do not agree in every bit
     short = long[..., first:stop, :] + np.float32(1e-5)
     sides = {"a": long, "b": short} if is_shorter else {"b": short, "a": long}
     axes = ":, " * (len(shape) - 2)
@@ -138,6 +142,7 @@ def test_the_rows_of_a_longer_side_that_fit_are_named(tmp_path, shape, rows, par
 
 @pytest.mark.parametrize(
     "other",
+    # constant rows have one argmax, which would fit everywhere
     [logits(2, (39, 64)), np.ones((39, 64), np.float32)],
 )
 def test_no_rows_are_named_if_none_fit(tmp_path, other):
@@ -157,6 +162,7 @@ def test_no_rows_are_named_if_none_fit(tmp_path, other):
         (("hf_hidden_states", "vllm_hidden_states"), True),
         (("hf/0", "hf/1", "vllm/0", "vllm/1"), True),
         (("hidden.0", "hidden.1"), True),
+        # names of machines and settings end in numbers too
         (("a100", "h100", "h200"), False),
         (("block_16", "block_32"), False),
         (("layer_3_fp8", "layer_7_fp8"), False),
@@ -187,6 +193,7 @@ def test_a_list_of_tensors_in_each_of_two_files_says_how_to_stack_it(tmp_path, f
 @pytest.mark.parametrize("holds", [None, "padded"])
 @pytest.mark.parametrize(
     ("vocab", "rank"),
+    # four ranks of 1,264 pad 5,030 tokens to 5,056
     [(64, 32), (64, 16), (64, 8), (5030, 1264)],
 )
 def test_the_share_of_one_rank_is_no_padding(tmp_path, vocab, rank, holds):
@@ -204,7 +211,10 @@ def test_padding_is_asked_about_only_if_it_is_likely(tmp_path):
 
 
 @pytest.mark.parametrize("order", ["C", "F"])
-@pytest.mark.parametrize("form", ["npz", "npz deflated", "two files", "prompts"])
+@pytest.mark.parametrize(
+    "form",
+    ["npz", "npz deflated", "two files", "prompts"],
+)
 def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_path, form, order):
     shape = (2, ROWS // 2) if form == "prompts" else (ROWS,)
     a = logits(1, (*shape, VOCAB))
@@ -245,6 +255,7 @@ def test_a_padded_vocabulary_is_cut_to_the_common_part_if_the_user_says_so(tmp_p
 )
 def test_a_fresh_side_of_safetensors_comes_before_a_cached_one(tmp_path, names, reference):
     path = tmp_path / "dump.safetensors"
+    # safetensors sorts tensors by name, so the order of the file says nothing
     save_file(dict.fromkeys(names, logits(1)), path)
     with open_dump([path]) as dump:
         assert dump.sides[0].name == reference

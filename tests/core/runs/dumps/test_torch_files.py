@@ -22,6 +22,7 @@ def logits(seed, dtype=torch.float32, shape=(ROWS, VOCAB)):
 
 def bits_of(tensor):
     whole = tensor.detach().contiguous()
+    # numpy has no bfloat16, and torch few operations on unsigned integers
     carrier = {2: torch.int16, 4: torch.int32}[whole.element_size()]
     return whole.view(carrier).numpy().view(f"<u{whole.element_size()}")
 
@@ -164,15 +165,18 @@ HOSTILE = {
     "code": pickle.dumps({"a": Evil()}, protocol=2),
     "code of protocol 4": pickle.dumps(Evil(), protocol=4),
     "attributes": (
+        # BUILD with a slot state would set `__defaults__` of torch's own function
         b"\x80\x02ctorch._utils\n_rebuild_tensor_v2\nN}X\x0c\x00\x00\x00__defaults__)s\x86b."
     ),
     "empty": b"",
     "cut": b"\x80\x02}q\x00(X\x09\x00",
     "no tensors": pickle.dumps({"a": 1.0}, protocol=2),
+    # 2^40 rows that are all the first one, by a stride of 0
     "expanded": pickled(0, (HUGE, 32), (0, 1)),
     "beyond the storage": pickled(100, (ROWS, VOCAB), (VOCAB, 1)),
     "negative": pickled(0, (-1, VOCAB), (VOCAB, 1)),
     "axes": pickled(0, (1,) * 65, (1,) * 65),
+    # 60 levels, each holding the next one twice: a walk would meet 2^60 numbers
     "shared lists": pickle.dumps({"token_ids": deep(), "a": deep()}, protocol=2),
     "long lists": pickle.dumps({"token_ids": [[1] * 5000] * 5000}, protocol=2),
     "long texts": pickle.dumps({"tokens": ["x" * 100_000] * 5000}, protocol=2),
@@ -212,6 +216,7 @@ def test_sides_that_share_a_storage_count_against_the_limit(tmp_path):
     shared = logits(1)
     path = saved(tmp_path, {str(number): shared for number in range(100)})
     with pytest.raises(DumpError, match="unpacks to"):
+        # the file has one storage, but an npz of its 100 sides would have 100
         open_container(path, 50 * shared.nbytes)
 
 

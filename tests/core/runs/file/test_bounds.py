@@ -13,6 +13,7 @@ from core.runs.reader import RunReader
 from core.runs.store.cards import list_runs
 from core.runs.store.store import Store
 from tests.core.runs.damaging import damaged
+from tests.core.runs.dumps.made_dumps import logits
 from tests.core.runs.made_runs import copied
 from tests.covering import few
 
@@ -30,8 +31,8 @@ def test_what_is_as_long_as_it_may_be_is_read(tmp_path):
 
 
 def many_sides(path, sides, **more):
-    logits = np.random.default_rng(0).standard_normal((2, 8)).astype(np.float32)
-    np.savez(path, **{f"s{i}": logits for i in range(sides)}, **more)
+    side = logits(0, (2, 8))
+    np.savez(path, **{f"s{i}": side for i in range(sides)}, **more)
     return path
 
 
@@ -54,6 +55,7 @@ def test_a_dump_of_more_sides_than_a_run_has_is_refused_before_a_value_is_read(
             match=f"many.npz: holds {sides} (sides|arrays of logits|members).*{MAX_SIDES}",
         ):
             look(path)
+    # emitted tokens are arrays of the file, but no sides
     emitted = {f"emitted:s{i}": np.array([-1, 3]) for i in range(MAX_SIDES)}
     assert headers_of(many_sides(tmp_path / "most.npz", MAX_SIDES, **emitted))[0] == "dump"
 
@@ -87,6 +89,7 @@ def test_a_run_file_of_what_no_run_has_is_refused(statement, words, tmp_path):
             "'tokens': the text of a token has 1,025 characters",
         ),
         ({"tokens": np.array(["a", "b"])}, "'tokens': the texts of all tokens have together 2"),
+        # a note of 1 MiB has room for half of that
         ({"meta": np.array(b"x" * 600_009)}, "'meta' takes 600,009 bytes; expected"),
     ],
 )

@@ -51,30 +51,19 @@ def example(kind, *, is_full):
 
 def figures(check, *, is_full=True):
     kinds = get_type_hints(check.record)
-    return check.record(
-        **{
-            each.name: example(
-                kinds[each.name],
-                is_full=is_full,
-            )
-            for each in fields(check.record)
-        },
-    )
+    values = {}
+    for each in fields(check.record):
+        values[each.name] = example(kinds[each.name], is_full=is_full)
+    return check.record(**values)
 
 
 @pytest.mark.parametrize("is_full", [True, False])
 def test_every_checks_figures_come_back_from_a_run_file(store, is_full):
-    rows = [
-        Evidence(
-            check,
-            f"control of {check}",
-            figures(check, is_full=is_full),
-            NOTED,
-            f"{check}.",
-            side,
-        )
-        for check, side in zip(CHECKS.values(), ["decode", None] * len(CHECKS), strict=False)
-    ]
+    rows = []
+    for number, check in enumerate(CHECKS.values()):
+        side = "decode" if number % 2 else None
+        about = f"control of {check}", figures(check, is_full=is_full), NOTED, f"{check}."
+        rows.append(Evidence(check, *about, side))
     with opened(store, judged_run(store, "rounding", evidence=rows)) as run:
         assert run.evidence(0) == rows
     assert [row.check for row in rows] == list(CHECKS)  # in the order of the groups
@@ -90,7 +79,9 @@ def test_figures_that_are_no_check_s_are_refused(check):
         unmeasured = figures_of(check, json.dumps(given))
         assert type(unmeasured) is Unmeasured
         assert json.loads(json.dumps(unmeasured.to_json())) == given
+    # an object within an object is a value of no figure
     wrong = [json.dumps(whole | {key: {"a": {}}}) for key in whole]
+    # deeper than a recursive parser can go, cut off, and a number that Python reads as infinity
     wrong += ["[" * 100_000, json.dumps(whole)[:-1], '{"a": 1e999}']
     for text in wrong:
         with pytest.raises(
@@ -103,10 +94,8 @@ def test_figures_that_are_no_check_s_are_refused(check):
 
 @EVERY_CHECK
 def test_figures_of_another_check_are_refused(check):
-    for other in {
-        each.record: each for each in CHECKS.values() if each.record is not check.record
-    }.values():
-        if other.record is Unmeasured:
+    for other in CHECKS.values():
+        if other.record in (check.record, Unmeasured):
             continue
         with pytest.raises(UsageError, match="no figures of the check"):
             Evidence(check, "", figures(other), NOTED, "")

@@ -38,6 +38,7 @@ def kept(tmp_path_factory):
         store = Store(tmp_path_factory.mktemp(keep))
         with RunWriter(store, replace(header, keep=keep)) as writer:
             for side, bits in enumerate(sides):
+                # 17 rows: pieces end inside of prompts, and reach over their ends
                 for start in range(0, header.rows, 17):
                     writer.write(side, start, bits[start : start + 17].copy())
             found[keep] = store.path_of(writer.finish())
@@ -111,6 +112,7 @@ LIES = {
     "says all, lacks some": (
         ALL,
         "DELETE FROM logits WHERE side = 2 AND position = 57",
+        # of 3 sides x 133 rows of one tile each, one is gone
         "has 398 tiles",
     ),
     "says all, has none": (FIGURES, "UPDATE run SET kept = 'all'", "has 0 tiles"),

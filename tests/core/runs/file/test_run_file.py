@@ -47,11 +47,14 @@ def _sha256_by_sql_alone(path):
         stored = shell.sql("SELECT sha256 FROM side ORDER BY side").fetchall()
         pairs = []
         for side, (digest,) in enumerate(stored):
+            recomputed = hashlib.sha256()
             rows = shell.execute(
                 "SELECT bits FROM logits WHERE side = ? ORDER BY prompt, position, tile",
                 [side],
-            ).fetchall()
-            pairs.append((hashlib.sha256(b"".join(row[0] for row in rows)).hexdigest(), digest))
+            )
+            for (bits,) in rows.fetchall():
+                recomputed.update(bits)
+            pairs.append((recomputed.hexdigest(), digest))
         return pairs
 
 
@@ -102,7 +105,10 @@ def test_every_bit_comes_back_by_sql_alone_and_by_every_way_of_reading(
             )
 
 
-@pytest.mark.parametrize(("dtype", "lengths", "vocab", "count"), [SHAPES[0], SHAPES[2]])
+@pytest.mark.parametrize(
+    ("dtype", "lengths", "vocab", "count"),
+    [SHAPES[0], SHAPES[2]],
+)
 def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, count, store):
     header = header_of(dtype, lengths, vocab, count)
     for sides in (bits_of_sides(header), calm_sides(header)):
@@ -125,10 +131,8 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
 
 def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store):
     header = header_of(lengths=(4, 3), vocab=5)
-    logits = np.tile(
-        np.array([0.5, 2.0, 1.0, -1.0, 0.0], np.float32),
-        (header.rows, 1),
-    )
+    row = np.float32([0.5, 2.0, 1.0, -1.0, 0.0])
+    logits = np.tile(row, (header.rows, 1))
     changed = logits.copy()
     changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
     bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
@@ -153,13 +157,12 @@ def test_every_column_says_what_it_means(store):
             "SELECT DISTINCT compression FROM pragma_storage_info('logits') WHERE column_name ="
             " 'bits'",
         ).fetchall()
+    # an empty answer would have every comment
     assert len(columns) > 80
     assert [where for *where, comment in columns + tables if not comment] == []
-    assert all(
-        "ncompressed" in name
-        for (name,) in kind
-        if name not in ("Constant", "Empty Validity", "Roaring")
-    )
+    # how DuckDB stores which values are null
+    others = {"Constant", "Empty Validity", "Roaring"}
+    assert all("ncompressed" in name for (name,) in kind if name not in others)
 
 
 @pytest.mark.spread(1)
@@ -269,15 +272,13 @@ def test_rows_out_of_order_or_of_another_shape_are_refused(store):
     bits = calm_sides(header)[0]
     with RunWriter(store, header) as writer:
         writer.write(0, 0, bits[:4])
-        wrong = [
+        for side, row, rows in [
             (0, 0, bits[:1]),
             (0, 5, bits[5:6]),
             (0, 4, bits),
+            # the reference is at row 4, and a variant may not be ahead of it
             (1, 0, bits[:5]),
             (0, 4, bits[4:, :-1]),
-        ]
-        for side, row, rows in [
-            *wrong,
             (0, 4, bits[4:].astype(np.uint32)),
             (0, 4, bits[4]),
         ]:

@@ -9,15 +9,13 @@ import pytest
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.caches import MEASURES, caches_json, cells, merge, summaries
-from core.runs.store.store import Store
 from core.runs.tables.kv_cache import KvPart
 from tests.core.runs.cache_runs import KEY_VALUE, both, cache, kv_run
 from tests.core.runs.made_runs import opened
 from tests.covering import covering
 
 
-def read(tmp_path, parts, **how):
-    store = Store(tmp_path / "runs")
+def read(store, parts, **how):
     return opened(store, kv_run(store, parts, **how))
 
 
@@ -29,7 +27,7 @@ def planted(count, shape):
 
 
 @pytest.mark.parametrize("count", [13_086, 13_087])
-def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
+def test_the_public_figure_of_layer_0_is_told_to_the_element(store, count):
     """Report C: 13 086 of 75 776 elements of layer 0's keys: 74 positions of 8 heads of 128.
 
     One more is one more.
@@ -38,7 +36,7 @@ def test_the_public_figure_of_layer_0_is_told_to_the_element(tmp_path, count):
     values = cache(1, 8, 74, 128)
     parts = both(KvPart(0, 0, "key", 0, keys), keys ^ planted(count, keys.shape))
     parts += both(KvPart(0, 0, "value", 0, values), values.copy())
-    with read(tmp_path, parts, lengths=(74,)) as run:
+    with read(store, parts, lengths=(74,)) as run:
         found = summaries(run, 0)[None]
     assert found["layer_0_keys"]["neq"] == count
     assert found["layer_0_keys"]["elements"] == 75_776
@@ -52,20 +50,14 @@ def many():
     """Caches of two prompts and three layers with random differences from layer 1 and position 2
     on, and both bits of each.
     """
-    parts, bits = [], {}
+    parts = []
+    bits = {}
     random = np.random.default_rng(7)
     for prompt, layer, kind in itertools.product(range(2), range(3), KEY_VALUE):
-        reference = cache(
-            int(random.integers(1 << 30)),
-            positions=(5, 4)[prompt],
-        )
+        reference = cache(int(random.integers(1 << 30)), positions=(5, 4)[prompt])
         changed = reference.copy()
-        steps = random.integers(
-            0,
-            3,
-            changed[:, 2:].shape,
-            dtype=np.uint16,
-        )
+        steps = random.integers(0, 3, changed[:, 2:].shape, dtype=np.uint16)
+        # times 0 in layer 0, which stays equal
         changed[:, 2:] += layer * steps
         parts += both(KvPart(prompt, layer, kind, 0, reference), changed)
         bits[prompt, layer, kind] = (reference, changed)
@@ -83,29 +75,29 @@ def figures_with_numpy(pairs):
     }
 
 
-def test_figures_of_all_prompts_and_of_one_agree_with_numpy(tmp_path):
+def test_figures_of_all_prompts_and_of_one_agree_with_numpy(store):
     parts, bits = many()
-    with read(tmp_path, parts, lengths=(5, 4)) as run:
+    with read(store, parts, lengths=(5, 4)) as run:
         found = summaries(run, 0)
         assert [one["prompt"] for one in caches_json(run, 0)["by_prompt"]] == [0, 1]
+    kinds_of = {"together": KEY_VALUE, "keys": ("key",), "values": ("value",)}
     for of, prompts in ((None, (0, 1)), (1, (1,))):
-        for part, kinds in (
-            ("together", KEY_VALUE),
-            ("keys", ("key",)),
-            ("values", ("value",)),
-        ):
-            pairs = [bits[place] for place in bits if place[0] in prompts and place[2] in kinds]
+        for part, kinds in kinds_of.items():
+            pairs = []
+            for (prompt, _, kind), both_sides in bits.items():
+                if prompt in prompts and kind in kinds:
+                    pairs.append(both_sides)
             figures = found[of][part]
-            for name, expected in figures_with_numpy(pairs).items():
-                assert figures[name] == expected, name
+            expected = figures_with_numpy(pairs)
+            assert {name: figures[name] for name in expected} == expected
             assert figures["first_layer"] == 1
             assert figures["first_position"] == 2
         assert found[of]["together"]["first_kinds"] == ["key", "value"]
 
 
-def test_layers_and_heads_agree_with_numpy(tmp_path):
+def test_layers_and_heads_agree_with_numpy(store):
     parts, bits = many()
-    with read(tmp_path, parts, lengths=(5, 4)) as run:
+    with read(store, parts, lengths=(5, 4)) as run:
         rows = merge(run, 0, None, "layer", "kind")
         heads = merge(run, 0, None, "layer", "kind", "head")
     assert list(zip(rows["layer"], rows["kind"], strict=True)) == [
@@ -123,7 +115,7 @@ def test_layers_and_heads_agree_with_numpy(tmp_path):
         assert row.neq_share == pytest.approx(np.mean(is_different), rel=1e-12)
 
 
-def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
+def test_the_first_place_is_one_place_of_the_first_layer(store):
     """Layer 1 differs from position 3 and element 2 on, in its second head; layer 2 from position 1
     on.
     """
@@ -135,21 +127,24 @@ def test_the_first_place_is_one_place_of_the_first_layer(tmp_path):
     for layer in range(3):
         parts += both(KvPart(0, layer, "key", 0, bits), changed[layer])
         parts += both(KvPart(0, layer, "value", 0, bits), bits.copy())
-    with read(tmp_path, parts) as run:
+    with read(store, parts) as run:
         first = summaries(run, 0)[None]["together"]
     names = "layer", "prompt", "head", "position", "element"
     assert [first[f"first_{name}"] for name in names] == [1, 0, 1, 3, 2]
 
 
-def test_latents_count_as_keys_and_any_other_kind_as_a_state(tmp_path):
-    bits, state = cache(0, 1), cache(1, 4, 1)
+def test_latents_count_as_keys_and_any_other_kind_as_a_state(store):
+    bits = cache(0, 1)
+    state = cache(1, 4, 1)
     parts = []
     for kind in ("latent", "rotary key", "indexer key"):
         parts += both(KvPart(0, 1, kind, 0, bits), bits ^ 1)
     parts += both(KvPart(0, 0, "linear cache", 4, state), state ^ 1)
-    with read(tmp_path, parts) as run:
+    with read(store, parts) as run:
         found = summaries(run, 0)[None]
-    assert (found["keys"]["neq"], found["states"]["neq"]) == (3 * bits.size, state.size)
+    assert found["keys"]["neq"] == 3 * bits.size
+    assert found["states"]["neq"] == state.size
+    # they differ at one place, so the order is that of their names
     assert found["keys"]["first_kinds"] == ["indexer key", "latent", "rotary key"]
     assert found["together"]["first_kinds"] == ["linear cache"]
     assert found["values"] is None
@@ -160,27 +155,14 @@ def test_latents_count_as_keys_and_any_other_kind_as_a_state(tmp_path):
     ("place", "columns"),
     covering([0, 1233, 2048, None], [800, 7, 1]),
 )
-def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, columns, place):
+def test_one_differing_element_stays_visible_however_coarse_the_map(store, columns, place):
     bits = cache(3, 1, 2049, 4)
     changed = bits.copy()
     if place is not None:
         changed[0, place, 0] ^= 1
-    with read(
-        tmp_path,
-        both(KvPart(0, 0, "key", 0, bits), changed),
-        lengths=(2049,),
-    ) as run:
-        grids = {
-            measure: cells(
-                run,
-                0,
-                0,
-                "key",
-                measure,
-                most=columns,
-            )
-            for measure in MEASURES
-        }
+    parts = both(KvPart(0, 0, "key", 0, bits), changed)
+    with read(store, parts, lengths=(2049,)) as run:
+        grids = {name: cells(run, 0, 0, "key", name, most=columns) for name in MEASURES}
     grid = grids["max_ulps"]
     assert len(grid) <= columns
     assert grid["first_position"].min() == 0
@@ -192,16 +174,14 @@ def test_one_differing_element_stays_visible_however_coarse_the_map(tmp_path, co
         assert grids["neq_share"]["value"][row.Index] == 0.25  # of that position, not of the cell
 
 
-def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
+def test_positions_that_a_window_dropped_are_not_called_equal(store):
     bits = cache(1)
-    window = [
+    parts = [
         (0, KvPart(1, 0, "key", 0, bits)),
         (1, KvPart(1, 0, "key", 2, bits[:, 2:].copy())),
+        *both(KvPart(1, 1, "key", 0, bits), bits.copy()),
     ]
-    with read(
-        tmp_path,
-        [*window, *both(KvPart(1, 1, "key", 0, bits), bits.copy())],
-    ) as run:
+    with read(store, parts) as run:
         grid = cells(run, 0, 1, "key", "max_ulps")
         heads = run.rows("kv", pair=0)
     # 3 of 5 positions are compared, each with its own
@@ -213,12 +193,12 @@ def test_positions_that_a_window_dropped_are_not_called_equal(tmp_path):
     ]
 
 
-def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(tmp_path):
+def test_a_nan_on_one_side_is_marked_and_equal_nans_are_not(store):
     bits = cache(1)
     bits[0, 1, 0] = 0x7FC0  # NaN
     changed = bits.copy()
     changed[1, 3, 0] = 0x7FC0
-    with read(tmp_path, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
+    with read(store, both(KvPart(1, 0, "key", 0, bits), changed)) as run:
         is_mismatch = cells(run, 0, 1, "key", "max_ulps")["is_mismatch"]
         assert np.flatnonzero(is_mismatch).tolist() == [3]
         assert merge(run, 0, None, "head")["nonfinite_mismatch"].tolist() == [0, 1]

@@ -23,7 +23,14 @@ from tests.core.runs.made_runs import write_run
 from tests.places import ROOT
 
 VOCAB = 8
-SAMPLES = ("trainer-against-rollout", "vllm-against-transformers")
+
+
+def pair_of(run):
+    return RunPair(run, run.pairs[0], run.positions(0))
+
+
+def shipped(*names):
+    return [pair_of(RunReader(ROOT / "sample_runs" / f"{name}.duckdb")) for name in names]
 
 
 def compared(
@@ -43,37 +50,28 @@ def compared(
         (SideHeader("a", "", "float32"), SideHeader("b", "", "float32")),
         Provenance("upload"),
     )
-    reference = np.tile(
-        np.arange(VOCAB, dtype=np.float32),
-        (len(ids) or 4, 1),
-    )
+    reference = np.tile(np.arange(VOCAB, dtype=np.float32), (header.rows, 1))
     variant = reference.copy()
     variant[:, 0] += step
     for position, token in flipping.items():
+        # above 7, the largest logit of the reference
         variant[position, token] = 20
-    run = RunReader(
-        write_run(
-            Store(folder),
-            header,
-            [reference.view(np.uint32), variant.view(np.uint32)],
-        ),
-    )
-    return RunPair(run, run.pairs[0], run.positions(0))
+    sides = [reference.view(np.uint32), variant.view(np.uint32)]
+    return pair_of(RunReader(write_run(Store(folder), header, sides)))
 
 
 def test_figures_stand_beside_each_other(tmp_path):
-    table = figures(
-        [
-            compared(tmp_path / "a", {}),
-            compared(tmp_path / "b", {}, step=0.5),
-        ]
-    )
+    table = figures([compared(tmp_path / "a", {}), compared(tmp_path / "b", {}, step=0.5)])
     assert table["max_abs"].tolist() == [0.25, 0.5]
     assert table["neq_share"].tolist() == [1 / VOCAB, 1 / VOCAB]
-    assert table["rms"].to_numpy() == pytest.approx(np.array([0.25, 0.5]) / np.sqrt(VOCAB))
+    # one of VOCAB elements of each row differs
+    steps = np.array([0.25, 0.5])
+    assert table["rms"].to_numpy() == pytest.approx(steps / np.sqrt(VOCAB))
     assert "noise_ratio" not in table  # of neither run
     assert table["median_ulps"].tolist() == [0, 0]
-    assert table["p99_ulps"].tolist() == table["p99_ulps"].astype(int).tolist() > [0, 0]
+    percentiles = table["p99_ulps"].tolist()
+    assert percentiles == [int(each) for each in percentiles]
+    assert min(percentiles) > 0
 
 
 def test_an_identical_pair_is_at_0_of_its_noise_floor():
@@ -85,7 +83,8 @@ def test_an_identical_pair_is_at_0_of_its_noise_floor():
         moved, _ = movements(pairs)
         # equal in 16 bits alone: the ratio of the dtype that failed
         failed = replace(run.pairs[0], verdict="bug suspected", noise_ratio=12.0)
-        assert figures([pairs[0]._replace(pair=failed)])["noise_ratio"].tolist() == [12.0]
+        table = figures([pairs[0]._replace(pair=failed)])
+        assert table["noise_ratio"].tolist() == [12.0]
     assert "RMS / noise floor 0.00x → 0.94x" in moved
 
 
@@ -105,9 +104,8 @@ def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_pat
         compared(tmp_path / "b", {3: 5, 0: 1}),
     ]
     found = flips(runs)
-    assert found[
-        ["position", "run", "reference_token", "variant_token", "runs"]
-    ].to_numpy().tolist() == [
+    columns = ["position", "run", "reference_token", "variant_token", "runs"]
+    assert found[columns].to_numpy().tolist() == [
         [3, 0, VOCAB - 1, 4, 2],
         [3, 1, VOCAB - 1, 5, 2],
         [0, 1, VOCAB - 1, 1, 1],
@@ -120,7 +118,8 @@ def test_flips_that_all_runs_share_come_first_and_others_name_their_runs(tmp_pat
 
 
 def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
-    a, b = compared(tmp_path / "a", {}), compared(tmp_path / "b", {})
+    a = compared(tmp_path / "a", {})
+    b = compared(tmp_path / "b", {})
     other, unknown = (
         compared(tmp_path / "c", {}, ids=(5, 6, 7, 9)),
         compared(tmp_path / "d", {}, ids=()),
@@ -130,9 +129,9 @@ def test_only_runs_of_the_same_tokens_have_the_same_positions(tmp_path):
 
 
 def test_inputs_that_differ_or_are_unknown_are_named(tmp_path):
-    a, unknown = compared(tmp_path / "a", {}), compared(tmp_path / "b", {}, ids=())
-    samples = [RunReader(ROOT / "sample_runs" / f"{name}.duckdb") for name in SAMPLES]
-    listed, served = (RunPair(run, run.pairs[0], run.positions(0)) for run in samples)
+    a = compared(tmp_path / "a", {})
+    unknown = compared(tmp_path / "b", {}, ids=())
+    listed, served = shipped("trainer-against-rollout", "vllm-against-transformers")
     assert differing_inputs([a, a]) == []
     assert differing_inputs([a, unknown]) == ["unknown tokens"]
     assert differing_inputs([listed, served]) == [
@@ -141,12 +140,8 @@ def test_inputs_that_differ_or_are_unknown_are_named(tmp_path):
         "unknown vocabularies",
         "different units",
     ]
-    on_two_machines = (
-        RunReader(ROOT / "sample_runs" / f"{name}.duckdb")
-        for name in ("fresh-against-cached", "batches-on-an-h100")
-    )
-    pairs = [RunPair(run, run.pairs[0], run.positions(0)) for run in on_two_machines]
-    assert differing_inputs(pairs) == ["different tokens", "different weights"]
+    on_two_machines = shipped("fresh-against-cached", "batches-on-an-h100")
+    assert differing_inputs(on_two_machines) == ["different tokens", "different weights"]
     assert differing_inputs([a, served]) == [
         "different tokens",
         "unknown models",

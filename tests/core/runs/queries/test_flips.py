@@ -9,7 +9,7 @@ from scipy.special import softmax
 
 from core.numerics.formats import BFLOAT16, values_of
 from core.runs.queries.flips import SIDES, candidates, flip_table, flips_sentence
-from tests.core.runs.made_runs import header_of, opened, sample, write_run
+from tests.core.runs.made_runs import calm_sides, header_of, opened, sample, write_run
 
 SAMPLES = ("fresh-against-cached", "injected-bug", "batch-1-against-n")
 VOCAB = 300
@@ -17,24 +17,25 @@ VOCAB = 300
 
 def assert_as_by_hand(run, pair, row):
     """The derived columns of one row are those of all logits of both sides."""
-    logits, order = {}, {}
+    logits = {}
+    order = {}
     for side, index in (("reference", 0), ("variant", pair + 1)):
         bits = run.at(index, row["prompt"], row["position"])
         logits[side] = values_of(bits, run.header.format).astype(np.float64)
         # equal ones by token id
-        order[side] = list(np.lexsort((np.arange(len(bits)), -logits[side])))
+        order[side] = np.argsort(-logits[side], kind="stable").tolist()
     share = {side: softmax(values) for side, values in logits.items()}
     expected = {}
-    for side, other in (("reference", "variant"), ("variant", "reference")):
+    for side, other in (SIDES, SIDES[::-1]):
         token = order[side][0]
         assert token == row[f"{side}_token"]
         for on in SIDES:
             expected[f"{side}_token_{on}_probability"] = share[on][token]
-        expected[f"{side}_token_probability_change"] = (
-            share["variant"][token] - share["reference"][token]
-        )
+        change = share["variant"][token] - share["reference"][token]
+        expected[f"{side}_token_probability_change"] = change
         expected[f"{side}_token_{other}_rank"] = order[other].index(token) + 1  # 1 is the argmax
     for column, value in expected.items():
+        # logsumexp is stored in float64, summed in another order than here
         assert row[column] == pytest.approx(value, abs=1e-9), column
 
 
@@ -43,24 +44,13 @@ def far_flips(store):
     variant's number 100 + t and the other way round.
     """
     header = header_of(vocab=VOCAB)
-    logits = np.stack(
-        [
-            np.tile(
-                np.linspace(4, -4, VOCAB),
-                (header.rows, 1),
-            )
-        ]
-        * 2
-    )
+    logits = np.tile(np.linspace(4, -4, VOCAB), (2, header.rows, 1))
     for row in range(header.rows):
-        logits[0, row, row], logits[1, row, row] = 6.0, logits[0, row, 100 + row]
+        logits[0, row, row] = 6.0
+        logits[1, row, row] = logits[0, row, 100 + row]
         logits[1, row, 200] = 7.0
-    write_run(
-        store,
-        header,
-        list(logits.astype(BFLOAT16.values).view(np.uint16)),
-        run_id="far",
-    )
+    sides = logits.astype(BFLOAT16.values).view(np.uint16)
+    write_run(store, header, list(sides), "far")
     return opened(store, "far")
 
 
@@ -107,24 +97,18 @@ def test_no_more_rows_are_read_than_allowed_and_the_rest_is_null(store, monkeypa
 
 def test_a_side_that_is_all_nan_has_no_rank_and_no_probability(store):
     header = header_of(vocab=40)
-    sides = [
-        np.random.default_rng(0).standard_normal((header.rows, 40)).astype(BFLOAT16.values)
-        for _ in range(2)
-    ]
-    sides[1][2] = np.nan
-    write_run(
-        store,
-        header,
-        [side.view(np.uint16) for side in sides],
-        run_id="nan",
-    )
+    sides = calm_sides(header)
+    sides[1][2] = 0x7FC0
+    write_run(store, header, sides, "nan")
     with opened(store, "nan") as run:
         positions = run.positions(0)
         found = flip_table(run, 0, near_ties=True)
-        rows = found[(found["prompt"] == 0) & (found["position"] == 2)]
+        is_here = (found["prompt"] == 0) & (found["position"] == 2)
+        rows = found[is_here]
         unknown = ["token", "text", "token_reference_rank", "token_variant_probability"]
         assert rows[[f"variant_{name}" for name in unknown]].isna().all(axis=None)
-        assert len(rows) == int(positions["is_flip"].iloc[2] or positions["near_tie"].iloc[2])
+        here = positions.iloc[2]
+        assert len(rows) == int(here["is_flip"] or here["near_tie"])
 
 
 def top(*rows):

@@ -75,7 +75,8 @@ def elements_of(sides, fmt, order, measure):
 
 
 def slow_tile(elements, tile):
-    tall, wide = 1 << tile.row_level, 1 << tile.column_level
+    tall = 1 << tile.row_level
+    wide = 1 << tile.column_level
     part = elements[tile.row * TILE_ROWS * tall :, tile.column * TILE_COLUMNS * wide :][
         : TILE_ROWS * tall,
         : TILE_COLUMNS * wide,
@@ -155,7 +156,9 @@ def view(one_differs):
 def test_the_element_of_a_cell_is_the_one_that_differs(one_differs, order, measure):
     span = (0, VOCAB) if order == "rank" else (TOKEN - 900, TOKEN + 900)
     found = heatmap.largest_in(View(one_differs, 0, order, measure), (130, 141), span)
-    assert (found.row, found.token, found.ulps) == (ROW, TOKEN, 1)
+    assert found.row == ROW
+    assert found.token == TOKEN
+    assert found.ulps == 1
     sides = [
         values_of(one_differs.read_rows(side, ROW, ROW + 1)[0], one_differs.header.format)
         for side in (0, 1)

@@ -150,14 +150,13 @@ def test_markdown_draws_the_largest_differences_of_the_worst_pair(
 @pytest.mark.parametrize("name", HOSTILE)
 def test_hostile_names_leave_junit_well_formed_and_stay_in_their_cell_of_the_markdown(name):
     hostile = report(name=name, text=f"kl>{name}", token=name)
-    xml, text = junit_text(hostile), markdown_text(hostile)
+    xml = junit_text(hostile)
+    text = markdown_text(hostile)
     assert all(c.isprintable() or c == "\n" for c in xml)
     assert len(ET.fromstring(xml.encode())) == 2
     text.encode()
-    cells = [
-        re.sub(r"\\.", "", line).count("|") for line in text.splitlines() if line.startswith("|")
-    ]
-    assert cells == [6] * 6
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert [re.sub(r"\\.", "", row).count("|") for row in rows] == [6] * 6
     assert "<script" not in re.sub(r"(`+).*?\1|\\.", "", text)
 
 

@@ -71,6 +71,7 @@ def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(stor
     header = dataclasses.replace(header, sides=tuple(names))
     with RunWriter(store, header) as writer:
         for side in range(4):
+            # every row of a variant is shifted, so every argmax flips
             writer.write(side, 0, np.roll(calm_sides(header)[0], side, axis=1))
         writer.write_verdict(Verdict("bug suspected", "Planted.", (), pair=2))
         run_id = writer.finish()
@@ -92,10 +93,8 @@ def test_what_is_run_elsewhere_names_nothing_of_this_machine(store):
         name="mine",
         build="b7",
     )
-    text = report(
-        store,
-        judged_run(store, "rounding", request=request, model="/home/me/models/tiny"),
-    )
+    run_id = judged_run(store, "rounding", request=request, model="/home/me/models/tiny")
+    text = report(store, run_id)
     assert "/home/me" not in text
     assert "\nulpscope capture --model MODEL --prompts prompts.jsonl" in text
     assert "--reference prefill --variant decode" in text
@@ -106,10 +105,8 @@ def test_what_is_run_elsewhere_names_nothing_of_this_machine(store):
 
 def test_a_model_of_the_hub_or_of_a_package_is_named_with_how_to_get_it(store):
     hub = dataclasses.replace(REQUEST, model="org/tiny", revision="0a1b")
-    text = report(
-        store,
-        judged_run(store, "rounding", request=hub, model="org/tiny", revision="0a1b"),
-    )
+    run_id = judged_run(store, "rounding", request=hub, model="org/tiny", revision="0a1b")
+    text = report(store, run_id)
     assert "ulpscope capture --model org/tiny --prompts prompts.jsonl" in text
     assert "--revision 0a1b" in text
     packaged = dataclasses.replace(REQUEST, model="smollm2")
@@ -181,7 +178,8 @@ def test_every_verdict_is_reported_with_every_row_it_rests_on_and_at_most_25_lin
 
 def test_an_answer_has_size_place_and_the_checks_that_can_still_be_run(store):
     with opened(store, judged_run(store, "bug suspected")) as run:
-        answer = answer_of(run, pair := run.pairs[0])
+        (pair,) = run.pairs
+        answer = answer_of(run, pair)
         summary = dataclasses.replace(pair.summary, bit_identical=True)
         equal = dataclasses.replace(pair, summary=summary)
         # of a recomputation in float32
@@ -229,10 +227,12 @@ def test_what_was_not_judged_is_never_called_more_than_its_bits_say(
 def test_ratios_by_position_are_those_the_verdict_was_taken_from():
     random = np.random.default_rng(0)
     floor = np.exp(random.normal(0, 1, (4, 500))) * 1e-6
+    # nothing can be divided by it: the verdict takes a hundredth of the median floor there
     floor[:, 7] = 0
     pair = np.exp(random.normal(0, 1, 500)) * 1e-6
     test = floor_test(pair**2, floor**2, WIDE)
-    stored = pd.DataFrame({"pair_rms": pair, "floor_rms": np.sqrt((floor**2).mean(axis=0))})
+    floor_rms = np.sqrt((floor**2).mean(axis=0))
+    stored = pd.DataFrame({"pair_rms": pair, "floor_rms": floor_rms})
     run = SimpleNamespace(rows=lambda table, **keys: stored)
     figures = SimpleNamespace(compute_dtype="float32", nonfinite_mismatch=0)
     ours = floor_ratios(run, 0, figures)["ratio"].to_numpy()
@@ -255,9 +255,6 @@ def test_names_and_tokens_of_strangers_stay_text(store):
             "see https://evil and @all | <b>",
         ),
         vocabulary=dict.fromkeys(range(8), "`|``\n|"),
-    )
-    header = dataclasses.replace(
-        header,
         sides=(SideHeader("ref|`", "prefill", "float32"), SideHeader("v\n|", "decode", "float32")),
     )
     sides = calm_sides(header)
@@ -266,7 +263,8 @@ def test_names_and_tokens_of_strangers_stay_text(store):
     tables = [block.splitlines() for block in text.split("\n\n") if block.startswith("|")]
     assert len(tables) == 4
     for table in tables:
-        assert len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1, table
+        columns = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
+        assert len(columns) == 1, table
     assert "@someone" not in text
     assert "@all" not in text
     assert "\\<b\\>" in text

@@ -30,35 +30,26 @@ class Faults:
         self.seen.append(request)
         fault = self.plan(*request)
         if fault == "503":
+            # with a body unread the connection is reset, and the client may never see the answer
             environ["wsgi.input"].read(int(environ.get("CONTENT_LENGTH") or 0))
             start("503 Slow Down", [("Content-Type", "application/xml"), ("Connection", "close")])
             return [
                 b"<Error><Code>SlowDown</Code><Message>Reduce your request rate.</Message></Error>",
             ]
-        if fault == "silence":  # longer than the client waits
-            self.released.wait(20)
-            start("500 Internal Server Error", [("Connection", "close")])
-            return [b""]
-        if fault == "done, then silence":  # the answer of a put that happened gets lost
-            list(self.app(environ, lambda *_: None))
+        if fault in ("silence", "done, then silence"):
+            if fault != "silence":
+                # the answer of a put that happened gets lost
+                list(self.app(environ, lambda *_: None))
+            # longer than the client waits
             self.released.wait(20)
             start("500 Internal Server Error", [("Connection", "close")])
             return [b""]
         if fault == "half":  # of a body, and the connection is closed
             reply = []
-            body = b"".join(
-                self.app(
-                    environ,
-                    lambda *args: reply.extend(args[:2]),
-                )
-            )
-            start(
-                reply[0],
-                [
-                    *(each for each in reply[1] if each[0].lower() != "connection"),
-                    ("Connection", "close"),
-                ],
-            )
+            body = b"".join(self.app(environ, lambda *args: reply.extend(args)))
+            status, headers, *_ = reply
+            kept = [(name, value) for name, value in headers if name.lower() != "connection"]
+            start(status, [*kept, ("Connection", "close")])
             return [body[: len(body) // 2]]
         return self.app(environ, start)
 

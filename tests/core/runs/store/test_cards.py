@@ -46,10 +46,6 @@ def _changed(sql):
     return plant
 
 
-def _loop(path):
-    path.symlink_to(path)
-
-
 def _views(path):
     """All the tables of a run, but `run` is a view that reads a file of this machine; a table `run`
     lies in another schema.
@@ -78,7 +74,7 @@ FOREIGN = {
     "a pipe": (os.mkfifo, "not a regular file"),
     "a device": (lambda path: path.symlink_to("/dev/zero"), "not a regular file"),
     "a link to nothing": (lambda path: path.symlink_to("gone"), "cannot be opened"),
-    "a link to itself": (_loop, "cannot be"),
+    "a link to itself": (lambda path: path.symlink_to(path), "cannot be"),
     "another database": (lambda path: _shell(path, "CREATE TABLE t AS SELECT 42 AS a"), "run"),
     "an empty run": (lambda path: _shell(path, SCHEMA), "no rows of provenance"),
     "a view called run": (_views, "with the view 'run', so not a run file"),
@@ -175,8 +171,11 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path):
     sides = calm_sides(header)
     path = write_run(Store(tmp_path), header, sides)
     whole = path.read_bytes()
+    # logits are stored uncompressed, so their bytes are found in the file
     place = whole.index(sides[1][5, 100:132].tobytes())
-    path.write_bytes(whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :])
+    flipped = bytearray(whole)
+    flipped[place] ^= 1
+    path.write_bytes(flipped)
     with RunReader(path) as run, pytest.raises(StoreError, match="checksum"):
         run.read_rows(1, 0, header.rows)
     path.write_bytes(whole)  # and it was that one bit
@@ -185,7 +184,8 @@ def test_a_flip_inside_the_logits_is_caught_by_the_blocks_checksum(tmp_path):
 
 
 def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path):
-    elsewhere, store = Store(tmp_path / "elsewhere"), Store(tmp_path / "store")
+    elsewhere = Store(tmp_path / "elsewhere")
+    store = Store(tmp_path / "store")
     run = make_run(elsewhere)
     store.directory.mkdir()
     (store.directory / "link.duckdb").symlink_to(run)
@@ -198,6 +198,7 @@ def test_a_link_to_a_run_is_a_run_and_a_hidden_file_is_not_listed(tmp_path):
     assert run.exists()  # the link goes, not what it points to
 
 
+# some are names of DuckDB's own databases, or of the one that a run file is attached as
 ODD_NAMES = [
     "a run of mine",
     "it's",
@@ -266,15 +267,14 @@ def test_a_card_says_what_the_run_says(tmp_path):
 def test_prompts_are_read_to_be_searched_the_beginning_of_each(tmp_path):
     long = Prompt(3000, tuple(range(3000)), tuple(f"{i % 10}" for i in range(3000)))
     untold = Prompt(4, (1, 2, 3, 4))
-    header = header_of(lengths=(3, 2), vocab=16)
-    header = replace(header, prompts=(long, untold, Prompt(2, (1, 2), (" Ünder", "lined"))))
+    last = Prompt(2, (1, 2), (" Ünder", "lined"))
+    header = replace(header_of(vocab=16), prompts=(long, untold, last))
     path = write_run(Store(tmp_path), header)
     foreign = tmp_path / "foreign.duckdb"
     foreign.write_text("no run")
     texts = prompt_texts([path, foreign])
-    first, last = texts[path].split("\n")
-    assert first == "0123456789" * 200
-    assert last == " Ünderlined"
+    # 2,000 characters of each prompt are searched
+    assert texts[path] == "0123456789" * 200 + "\n Ünderlined"
     assert texts[foreign] == ""
 
 

@@ -67,6 +67,7 @@ def test_more_than_is_stored_is_refused(typed, sentence, tmp_path):
 
 @pytest.mark.parametrize(
     "damage",
+    # the second passes for SQLite until its pages are read
     [b"this is no database" * 100, b"SQLite format 3\x00" + b"\xff" * 5000],
 )
 def test_a_damaged_file_is_a_sentence_hides_no_run_and_is_not_overwritten(damage, store):
@@ -115,6 +116,10 @@ def noted(text):
     return Labels((), text)
 
 
+def tagged(*tags):
+    return Labels(tags)
+
+
 @pytest.mark.parametrize(
     ("seen", "wanted", "stored", "expected"),
     [
@@ -124,7 +129,8 @@ def noted(text):
             Labels(("a", "b", "x"), "n"),
             Labels(("b", "x", "c"), "n"),
         ),
-        (Labels(("a", "b")), Labels(("b", "a")), Labels(("a", "b")), Labels(("b", "a"))),
+        # nobody else changed the tags, so their new order counts
+        (tagged("a", "b"), tagged("b", "a"), tagged("a", "b"), tagged("b", "a")),
         (noted("n"), noted("mine"), noted("n"), noted("mine")),
         (noted("n"), noted("n"), noted("theirs"), noted("theirs")),
         (
@@ -134,18 +140,14 @@ def noted(text):
             noted("theirs\n\nmine"),
         ),
         (noted("n"), noted("same"), noted("same"), noted("same")),
+        # an emptied note does not take another person's words away
         (noted("n"), noted(""), noted("theirs"), noted("theirs")),
-        (Labels(), Labels(pinned=True), Labels(("x",)), Labels(("x",), pinned=True)),
-        (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), Labels(("t",))),
-        (Labels(("a",)), Labels(), Labels(("a",)), Labels()),
+        (Labels(), Labels(pinned=True), tagged("x"), Labels(("x",), pinned=True)),
+        # unpinned by another person meanwhile
+        (Labels(pinned=True), Labels(("t",), pinned=True), Labels(), tagged("t")),
         (Labels(), Labels(name="mine"), Labels(name="theirs"), Labels(name="mine")),
-        (Labels(name="n"), Labels(("t",), name="n"), Labels(), Labels(("t",))),
-        (
-            Labels(("a",), judged_as="j"),
-            Labels(("b",)),
-            Labels(("a",), judged_as="j"),
-            Labels(("b",), judged_as="j"),
-        ),
+        (Labels(name="n"), Labels(("t",), name="n"), Labels(), tagged("t")),
+        (Labels(judged_as="j"), tagged("b"), Labels(judged_as="j"), Labels(("b",), judged_as="j")),
     ],
 )
 def test_what_two_people_change_at_once_is_all_stored(seen, wanted, stored, expected, tmp_path):
@@ -166,7 +168,8 @@ ADDER = """
 import sys, pathlib
 from core.runs.store import labels
 from core.runs.store.store import Store
-folder, name = pathlib.Path(sys.argv[1]), sys.argv[2]
+folder = pathlib.Path(sys.argv[1])
+name = sys.argv[2]
 for number in range(int(sys.argv[3])):
     Store(folder).label("r", labels.Labels((f"{name}{number % 9}",)), labels.Labels())
     Store(folder).label(f"{name}{number}", labels.Labels(("own",)))
@@ -176,6 +179,7 @@ for number in range(int(sys.argv[3])):
 
 def test_two_processes_that_write_at_once_lose_nothing(tmp_path):
     command = [sys.executable, "-c", ADDER, str(tmp_path)]
+    # nine tags each on run `r`, within the 20 that a run may have
     writers = [
         subprocess.Popen([*command, name, "9"], cwd=ROOT, stdout=subprocess.DEVNULL)
         for name in "ab"
@@ -215,6 +219,7 @@ def test_a_deleted_run_goes_for_good_after_a_week_when_the_next_is_written(store
         store.delete(run_id)
         at = (datetime.now(UTC) - timedelta(seconds=age)).timestamp()
         statement = f"UPDATE deleted SET at = {at} WHERE run_id = '{run_id}'"
+        # the date of a deletion has no public setter
         store._change(methodcaller("execute", statement))
     written = make_run(store)
     assert [run.run_id for run in store.deleted()] == ["new"]

@@ -16,7 +16,7 @@ from core.runs.store.cards import list_runs
 from core.runs.store.labels import Labels
 from core.runs.store.objects import INDEX
 from core.runs.store.store import Store, open_store
-from tests.core.runs.made_runs import bits_of_sides, header_of, opened, write_run
+from tests.core.runs.made_runs import make_run
 from tests.core.runs.store import s3_server
 from tests.core.runs.store.machines import ids, machines_of, place_run
 from tests.places import RUNS
@@ -66,15 +66,11 @@ def put(store, name, body):
 
 
 def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine):
-    here = machine("a")
-    path = write_run(here, header := header_of(), sides := bits_of_sides(header))
+    path = make_run(machine("a"))
     there = machine("b")
-    assert there.directory != here.directory
+    # each machine has a cache of its own, or the second one would read the first one's file
+    assert there.directory != path.parent
     assert ids(there) == [path.stem]
-    with opened(there, path.stem[:12]) as run:
-        assert [run.read_rows(side, 0, header.rows).tolist() for side in (0, 1)] == [
-            side.tolist() for side in sides
-        ]
     assert there.path_of(path.stem).read_bytes() == path.read_bytes()
 
 
@@ -82,18 +78,14 @@ def test_a_run_written_on_one_machine_is_read_bit_for_bit_on_another(machine):
 def test_no_run_is_put_over_another(machine, is_large, monkeypatch):
     if is_large:
         monkeypatch.setattr(objects, "SINGLE_BYTES", 1000)
+        # S3 refuses parts of less than 5 MiB, the last one aside
         monkeypatch.setattr(objects, "PIECE_BYTES", 5 << 20)
     body = place_run(machine("a"), "same")
     with pytest.raises(StoreError, match="run 'same' exists already"):
         place_run(machine("b"), "same", "where-it-starts")
     assert get(machine("c"), "same.duckdb") == body
     with pytest.raises(StoreError, match="exists already or is being"):
-        write_run(
-            machine("b"),
-            header := header_of(),
-            bits_of_sides(header),
-            "same",
-        )
+        make_run(machine("b"), run_id="same")
 
 
 def test_a_second_listing_reads_the_index_and_no_run(machine, faults):
@@ -104,6 +96,7 @@ def test_a_second_listing_reads_the_index_and_no_run(machine, faults):
     assert faults.count("GET", "one.duckdb") == 0
     for damage in (b"", b"no index", gzip.compress(b"[]"), gzip.compress(b'{"one": {"tag": 1}}')):
         put(machine("a"), INDEX, damage)
+        # on a machine that has read no index yet
         assert list_runs(machine(f"new {len(damage)}")) == cards
     boto3.client("s3").delete_object(**key(machine("a"), INDEX))
     assert list_runs(machine("new")) == cards
@@ -139,11 +132,8 @@ def test_a_run_that_changes_while_it_is_fetched_gets_no_name(machine, faults, mo
     other = (RUNS / "where-it-starts.duckdb").read_bytes()
 
     def plan(method, path, query):
-        if (
-            method == "GET"
-            and path.endswith("one.duckdb")
-            and faults.count("GET", "one.duckdb") == 2
-        ):
+        is_piece = method == "GET" and path.endswith("one.duckdb")
+        if is_piece and faults.count("GET", "one.duckdb") == 2:
             put(there, "one.duckdb", other)
 
     faults.plan = plan
@@ -156,6 +146,7 @@ def test_the_files_used_longest_ago_make_room(machine, monkeypatch):
     size = len(place_run(machine("a"), "one"))
     for run_id in ("two", "three"):
         place_run(machine("a"), run_id)
+    # or all three would be spared as just used
     monkeypatch.setattr(objects, "USED_SECONDS", 0.0)
     monkeypatch.setenv("ULPSCOPE_LIMITS_CACHE_BYTES", str(2 * size))
     there = machine("b")
@@ -199,10 +190,8 @@ def test_a_deleted_run_is_gone_on_every_machine_and_can_be_restored(machine):
     machine("a").delete("one")
     machine("b").purge("one")
     assert machine("c").all_labels() == ({}, [])
-    assert (
-        place_run(machine("c"), "one", "where-it-starts")
-        == machine("a").path_of("one").read_bytes()
-    )
+    other = place_run(machine("c"), "one", "where-it-starts")
+    assert machine("a").path_of("one").read_bytes() == other
 
 
 @pytest.mark.parametrize(
@@ -215,6 +204,7 @@ def test_two_503s_are_borne_and_a_third_is_one_sentence(machine, faults, method,
     assert machine("b").path_of("one").read_bytes() == body
     faults.plan = first(1000, method, part, "503")
     with pytest.raises(StoreError, match="objects there") as refused:
+        # a fault of PUT lets the read pass, and stops what follows
         (machine("c").path_of("one"), place_run(machine("c"), "one"))
     assert s3_server.SECRET not in str(refused.value)
     assert "\n" not in str(refused.value)
@@ -258,7 +248,6 @@ def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_no
 ):
     place_run(machine("a"), "fetched")
     store = machine("b")
-    header = header_of()
     assert ids(store) == ["fetched"]
     faults.plan = lambda method, path, query: "503"
     for _ in range(2):
@@ -266,7 +255,7 @@ def test_while_nothing_answers_every_request_is_refused_and_a_finished_run_is_no
             lambda: list_runs(store),
             lambda: store.path_of("fetched"),
             lambda: store.delete("fetched"),
-            lambda: write_run(store, header, bits_of_sides(header)),
+            lambda: make_run(store),
         ):
             with pytest.raises(StoreError, match="cannot list objects there"):
                 refused()
@@ -304,6 +293,7 @@ def test_a_bucket_that_is_not_there_and_missing_credentials_are_sentences(machin
         list_runs(open_store("s3://nowhere/runs"))
     for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
         monkeypatch.delenv(name)
+    # without keys the client asks the metadata service of a cloud; nothing listens on port 9
     monkeypatch.setenv("AWS_METADATA_ENDPOINT", "http://127.0.0.1:9")
     with pytest.raises(StoreError, match="no credentials for it"):
         list_runs(machine("without"))

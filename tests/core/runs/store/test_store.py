@@ -36,10 +36,13 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path, monkeypatc
     """Ids drawn alike: the second writer draws again, while the first is writing and after it is
     done.
     """
+    # by the first writer once, by the second and the third twice each
     drawn = iter(["aaaa", "aaaa", "bbbb", "aaaa", "cccc"])
     draw = secrets.token_hex
+    # an id ends in two random bytes; folders of unfinished runs have eight
     monkeypatch.setattr(secrets, "token_hex", lambda n: next(drawn) if n == 2 else draw(n))
-    store, header = Store(tmp_path), header_of()
+    store = Store(tmp_path)
+    header = header_of()
     sides = bits_of_sides(header)
     now = datetime(2026, 11, 20, tzinfo=UTC)
     header = replace(header, created=now)
@@ -53,7 +56,8 @@ def test_two_writers_of_one_process_and_moment_get_two_runs(tmp_path, monkeypatc
 
 
 def test_a_run_id_that_is_taken_or_no_name_is_refused_and_the_run_stays(tmp_path):
-    store, header = Store(tmp_path), header_of()
+    store = Store(tmp_path)
+    header = header_of()
     kept = make_run(store, run_id="kept").read_bytes()
     with pytest.raises(StoreError, match="exists already or is being"):
         RunWriter(store, header, run_id="kept")
@@ -120,16 +124,17 @@ def test_a_store_that_is_its_own_sample_directory_lists_every_run_once(tmp_path)
 def test_a_write_that_would_fill_the_disk_is_refused_before_it_begins(tmp_path, monkeypatch):
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "1")
     free = shutil.disk_usage(tmp_path).free
-    Store(tmp_path / "new").check_space(free // 2)
+    store = Store(tmp_path / "new")
+    store.check_space(free // 2)
     with pytest.raises(LimitError, match=r"limits\.free_bytes") as refused:
-        Store(tmp_path / "new").check_space(2 * free)
+        store.check_space(2 * free)
     assert refused.value.status == 507
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "999000000000000")
     with pytest.raises(LimitError):
-        make_run(Store(tmp_path / "new"))
-    assert not (tmp_path / "new").exists()
+        make_run(store)
+    assert not store.directory.exists()
     monkeypatch.setenv("ULPSCOPE_LIMITS_FREE_BYTES", "0")
-    make_run(Store(tmp_path / "new"))
+    make_run(store)
 
 
 def test_a_run_of_the_id_of_a_sample_is_listed_in_its_place(tmp_path):

@@ -26,17 +26,17 @@ def test_differing_elements_are_counted_by_layer_head_and_kind(store):
         assert run.rows("kv_position", pair=0, prompt=0).empty
     assert table[["prompt", "layer", "kind"]].to_numpy().tolist() == [[1, 7, "key"]] * 2
     figures = table[["head", "elements", "neq", "max_ulps"]].to_numpy().tolist()
+    # a head has 5 positions of 16 values
     assert figures == [[0, 80, 0, 0], [1, 80, 8, 1]]
     assert table["first_position"].fillna(-1).tolist() == [-1, 3]
     a, b = (values_of(side, BFLOAT16).astype(float) for side in (reference, variant))
     gap = np.abs(a - b)
     assert table["max_abs"][1] == gap.max()
-    assert table["rms"][1] == pytest.approx(
-        np.sqrt((gap[1] ** 2).mean()),
-        rel=1e-12,
-    )
+    rms = np.sqrt((gap[1] ** 2).mean())
+    assert table["rms"][1] == pytest.approx(rms, rel=1e-12)
     # of a head's key at a position
-    in_rows = gap / np.vectorize(spacing)(np.abs(a).max(axis=2), BFLOAT16)[:, :, None]
+    row_ulps = np.vectorize(spacing)(np.abs(a).max(axis=2), BFLOAT16)
+    in_rows = gap / row_ulps[:, :, None]
     assert table["max_row_ulps"].tolist() == in_rows.max(axis=(1, 2)).tolist()
     rms = np.sqrt((in_rows[1] ** 2).mean())
     assert table["rms_row_ulps"][1] == pytest.approx(rms, rel=1e-12)
@@ -65,13 +65,8 @@ def test_caches_of_other_heads_are_refused(store):
 
 
 def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
-    made = Generation(
-        1,
-        3,
-        4,
-        ((5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)),
-        ("a b c d", "a b x", "a b c d"),
-    )
+    tokens = (5, 6, 7, 8), (5, 6, 9), (5, 6, 7, 8)
+    made = Generation(1, 3, 4, tokens, ("a b c d", "a b x", "a b c d"))
     with writing(store, header_of(sides=3)) as writer:
         writer.write_generation(made)
         run_id = writer.finish()
@@ -87,18 +82,11 @@ def test_generated_tokens_come_back_with_the_place_where_they_diverge(store):
 def test_a_verdict_comes_back_with_its_floor(store):
     header = header_of()
     places = np.arange(header.rows)
+    # no float format holds sevenths and ninths, so a narrower column would round them
     floor = FloorRows("float32", places / 7, places / 9)
     with writing(store, header) as writer:
-        writer.write_verdict(
-            Verdict(
-                "rounding",
-                "It is rounding.",
-                (),
-                1.0,
-                (0, 3),
-                (floor,),
-            )
-        )
+        verdict = Verdict("rounding", "It is rounding.", (), 1.0, (0, 3), (floor,))
+        writer.write_verdict(verdict)
         run_id = writer.finish()
     with opened(store, run_id) as run:
         pair = run.pairs[0]
