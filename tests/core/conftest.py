@@ -42,7 +42,11 @@ class Done:
 
 
 def environment(tmp_path):
-    return {"ULPSCOPE_STORE": str(tmp_path / "runs"), "ULPSCOPE_SAMPLES": "", "HF_HUB_OFFLINE": "1"}
+    return {
+        "ULPSCOPE_STORE": str(tmp_path / "runs"),
+        "ULPSCOPE_SAMPLES": "",
+        "HF_HUB_OFFLINE": "1",
+    }
 
 
 @pytest.fixture

@@ -19,7 +19,11 @@ PLAIN = CaptureRequest(model="a/model", prompts=("one", "two\nlines"), variants=
 PROBE = ProbeRequest(url="http://127.0.0.1:8000", prompts=("one", "two\nlines"))
 PROBES = (
     {},
-    {"prompts": ("-dash", ""), "prompt_files": ("a b.txt",), "prompt_lists": ("many.jsonl",)},
+    {
+        "prompts": ("-dash", ""),
+        "prompt_files": ("a b.txt",),
+        "prompt_lists": ("many.jsonl",),
+    },
     {"tests": "walk,load:3", "against": "https://other:1", "against_model": "b", "model": "a"},
     {"top": 1, "tokens": 7, "max_requests": 5, "name": "-odd"},
 )
@@ -52,14 +56,14 @@ def read_back(arguments):
     """The request that a command line with these arguments gets."""
     asked = []
     app = typer.Typer()
-    app.command("capture")(takes_request(omit=["tokens"])(lambda request: asked.append(request)))
-    app.command("judge")(
-        takes_request(omit=["tokens"], judge=True)(lambda request: asked.append(request)),
-    )
-    app.command("generate")(
-        takes_request(defaults={"tokens": 64})(lambda request: asked.append(request)),
-    )
-    app.command("probe")(takes_request(ProbeRequest)(lambda request: asked.append(request)))
+    commands = {
+        "capture": takes_request(omit=["tokens"]),
+        "judge": takes_request(omit=["tokens"], judge=True),
+        "generate": takes_request(defaults={"tokens": 64}),
+        "probe": takes_request(ProbeRequest),
+    }
+    for name, decorate in commands.items():
+        app.command(name)(decorate(lambda request: asked.append(request)))
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 0, done.output
     return asked[0]

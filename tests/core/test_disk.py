@@ -16,12 +16,14 @@ def test_a_lock_holds_against_others_until_it_is_let_go_of(tmp_path, kind):
     path = tmp_path if kind == "a directory" else tmp_path / "lock"
     with disk.hold(path), pytest.raises(BlockingIOError):
         disk.lock(path, wait=False)
-    os.close(disk.lock(path, wait=False))  # the twin: it is free
+    # the twin: it is free
+    os.close(disk.lock(path, wait=False))
 
 
 def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path, monkeypatch):
     """Who renames a file under its lock puts it aside: who waited for it gets the next."""
-    path, flock = tmp_path / "log", disk.fcntl.flock
+    path = tmp_path / "log"
+    flock = disk.fcntl.flock
 
     def late(descriptor, how):
         if not (tmp_path / "aside").exists():
@@ -37,7 +39,10 @@ def test_a_lock_is_of_the_file_that_has_the_name_then(tmp_path, monkeypatch):
 @pytest.mark.parametrize("place", ["a link", "a pipe"])
 def test_what_is_no_file_is_neither_locked_nor_waited_for(tmp_path, place):
     path = tmp_path / "x"
-    path.symlink_to(tmp_path / "elsewhere") if place == "a link" else os.mkfifo(path)
+    if place == "a link":
+        path.symlink_to(tmp_path / "elsewhere")
+    else:
+        os.mkfifo(path)
     with pytest.raises(OSError, match=r"symbolic links|not a regular file"):
         disk.lock(path)
     assert not (tmp_path / "elsewhere").exists()
@@ -88,10 +93,12 @@ def test_a_write_that_fails_leaves_the_older_file_and_nothing_else(tmp_path, mon
 
 @pytest.mark.parametrize("kind", ["a file", "a folder"])
 def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path, kind):
+    inner = "deep/x" if kind == "a folder" else ""
+
     def write(place):
-        if kind == "a folder":
+        if inner:
             (place / "deep").mkdir(parents=True)
-        (place / "deep" / "x" if kind == "a folder" else place).write_text("whole")
+        (place / inner).write_text("whole")
 
     def fail(place):
         write(place)
@@ -104,7 +111,7 @@ def test_what_is_made_by_name_has_its_name_only_when_it_is_whole(tmp_path, kind)
         write(place)
         assert [each.name.startswith(disk.WRITING) for each in tmp_path.iterdir()] == [True]
     assert [each.name for each in tmp_path.iterdir()] == ["made"]
-    assert (tmp_path / ("made/deep/x" if kind == "a folder" else "made")).read_text() == "whole"
+    assert (tmp_path / "made" / inner).read_text() == "whole"
 
 
 def test_what_is_discarded_takes_nothing_along_that_it_links_to(tmp_path):
@@ -121,7 +128,8 @@ def _refusing(*_, **__):
 
 @pytest.mark.parametrize("links", [True, False], ids=["with hard links", "without"])
 def test_a_move_never_replaces_even_if_the_target_appears_in_between(tmp_path, links, monkeypatch):
-    source, target = tmp_path / "a", tmp_path / "b"
+    source = tmp_path / "a"
+    target = tmp_path / "b"
     source.write_text("source")
     target.write_text("target")
     if not links:

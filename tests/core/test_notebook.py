@@ -28,33 +28,33 @@ def logits(seed):
 
 
 def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
-    a, b = (
-        torch.tensor(logits(seed))
-        .bfloat16()
-        .requires_grad_()
-        .expand(
-            2,
-            -1,
-            -1,
-        )
-        for seed in (1, 2)
-    )
+    sides = []
+    for seed in (1, 2):
+        tensor = torch.tensor(logits(seed)).bfloat16().requires_grad_()
+        # two prompts that share their memory, as an expanded tensor does
+        sides.append(tensor.expand(2, -1, -1))
+    a, b = sides
     run = core.compare(a, b, token_ids=torch.arange(2 * POSITIONS).view(2, -1)).reader
     assert run.header.compute_dtype == "bfloat16"
     first, second = run.header.prompts
     assert first.token_ids == (0, 1, 2, 3, 4, 5)
     assert second.token_ids == (6, 7, 8, 9, 10, 11)
-    bits = b.detach().contiguous().view(torch.int16).numpy().view(np.uint16)
+    signed = b.detach().contiguous().view(torch.int16)
+    bits = signed.numpy().view(np.uint16)
     assert (run.read_rows(1, 0, 2 * POSITIONS) == bits.reshape(-1, VOCAB)).all()
 
 
 @pytest.mark.parametrize(
     ("dtype", "carrier"),
-    [(torch.float32, torch.int32), (torch.bfloat16, torch.int16)],
+    [
+        (torch.float32, torch.int32),
+        (torch.bfloat16, torch.int16),
+    ],
 )
 def test_a_tuple_holds_the_steps_of_generate_and_a_list_prompts(dtype, carrier):
     # [steps, sequences, vocab]
-    steps = torch.tensor(np.stack([logits(seed) for seed in range(9)])).to(dtype)
+    stacked = np.stack([logits(seed) for seed in range(9)])
+    steps = torch.tensor(stacked).to(dtype)
     for value, expected in ((tuple(steps), steps.transpose(0, 1)), (list(steps), steps)):
         run = core.compare(value, value).reader
         assert run.header.lengths == [expected.shape[1]] * expected.shape[0]
@@ -114,18 +114,15 @@ def test_a_comparison_has_the_verdict_of_its_gravest_variant():
 
 def test_dir_lists_the_functions_of_python():
     of_tensors = {"close", "compare_errors", "judge_op"}
-    assert (
-        set(dir(core))
-        == {
-            "Run",
-            "compare",
-            "judge",
-            "log",
-            "open",
-            "__version__",
-        }
-        | of_tensors
-    )
+    of_runs = {
+        "Run",
+        "compare",
+        "judge",
+        "log",
+        "open",
+        "__version__",
+    }
+    assert set(dir(core)) == of_runs | of_tensors
 
 
 def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
@@ -185,7 +182,10 @@ def test_tables_are_of_all_variants():
         difference = np.abs(a - side).max(axis=1)
         largest.append(difference.max())
         assert table.loc[name, "max_abs"].to_numpy() == pytest.approx(difference)
-    flips = sum((a.argmax(axis=1) != side.argmax(axis=1)).sum() for side in (b, c))
+    flips = 0
+    for side in (b, c):
+        is_flip = a.argmax(axis=1) != side.argmax(axis=1)
+        flips += is_flip.sum()
     assert len(run.to_pandas("flips")) == flips
     elements = run.to_pandas("ulps").groupby("variant")["elements"].sum()
     assert elements.to_dict() == {"variant": a.size, "other": a.size}
@@ -274,14 +274,18 @@ def test_the_notebook_of_the_docs_shows_what_it_was_saved_with(tmp_path, monkeyp
     # made by `PLOTLY_RENDERER=plotly_mimetype jupyter execute --inplace
     # docs/guides/notebook.ipynb`, also in a worktree that is not the installed one
     (tmp_path / "ulpscope").symlink_to(ROOT / "core")
-    settings = {"PYTHONPATH": f"{tmp_path}:{ROOT}", "ULPSCOPE_SAMPLES": ROOT / "sample_runs"}
-    for name, value in (
-        settings | {"IPYTHONDIR": tmp_path / "own", "PLOTLY_RENDERER": "plotly_mimetype"}
-    ).items():
+    settings = {
+        "PYTHONPATH": f"{tmp_path}:{ROOT}",
+        "ULPSCOPE_SAMPLES": ROOT / "sample_runs",
+        "IPYTHONDIR": tmp_path / "own",
+        "PLOTLY_RENDERER": "plotly_mimetype",
+    }
+    for name, value in settings.items():
         monkeypatch.setenv(name, str(value))
     saved = nbformat.read(ROOT / "docs/guides/notebook.ipynb", as_version=4)
     executed = NotebookClient(copy.deepcopy(saved), timeout=120).execute()
-    shown, expected = ([values_of(cell) for cell in one.cells] for one in (executed, saved))
+    shown = [values_of(cell) for cell in executed.cells]
+    expected = [values_of(cell) for cell in saved.cells]
     assert shown == expected
     assert sum(map(len, shown)) == 4
 
@@ -291,20 +295,13 @@ def values_of(cell):
     the day of the run.
     """
     outputs = [output["data"] for output in cell.get("outputs", ())]
-    figures = [
-        output.get(
-            "application/vnd.plotly.v1+json",
-            {},
-        ).get("data")
-        for output in outputs
-    ]
-    pictures = [output.get("image/svg+xml") for output in outputs]
-    texts = [
-        re.sub(
-            "[0-9]{4}-[0-9]{2}-[0-9]{2}",
-            "",
-            output.get("text/html", ""),
-        )
-        for output in outputs
-    ]
+    figures = []
+    pictures = []
+    texts = []
+    for output in outputs:
+        plot = output.get("application/vnd.plotly.v1+json", {})
+        figures.append(plot.get("data"))
+        pictures.append(output.get("image/svg+xml"))
+        html = output.get("text/html", "")
+        texts.append(re.sub("[0-9]{4}-[0-9]{2}-[0-9]{2}", "", html))
     return list(zip(figures, pictures, texts, strict=True))

@@ -24,7 +24,8 @@ class GitHub:
 
     def __init__(self):
         self.comments = []
-        self.status, self.address = 0, ""
+        self.status = 0
+        self.address = ""
         for number in range(120):
             self.add(f"comment {number}", "User")
 
@@ -47,14 +48,18 @@ class GitHub:
         if handler.command == "GET":
             assert address.path == of_pull_request
             assert handler.headers["Authorization"] == "Bearer secret"
-            size, page = (int(parse_qs(address.query)[name][0]) for name in ("per_page", "page"))
+            query = parse_qs(address.query)
+            size = int(query["per_page"][0])
+            page = int(query["page"][0])
             reply(handler, self.comments[size * (page - 1) : size * page])
             return
-        body = json.loads(handler.rfile.read(int(handler.headers["Content-Length"])))["body"]
+        length = int(handler.headers["Content-Length"])
+        body = json.loads(handler.rfile.read(length))["body"]
         if self.status:
             reply(handler, {"message": "Resource not accessible by integration"}, self.status)
         elif handler.command == "PATCH":
-            comment = self.comments[int(address.path.removeprefix("/repos/o/r/issues/comments/"))]
+            number = address.path.removeprefix("/repos/o/r/issues/comments/")
+            comment = self.comments[int(number)]
             comment["body"] = body
             reply(handler, comment)
         else:
@@ -73,23 +78,23 @@ def github():
 def job(github, tmp_path, monkeypatch):
     """Set the variables of a job on pull request 7; return the event's file."""
     event = tmp_path / "event.json"
-    event.write_text(
-        json.dumps(
-            {"action": "synchronize", "pull_request": {"number": 7, "head": {"sha": "ab" * 20}}},
-        ),
-    )
+    pull_request = {"number": 7, "head": {"sha": "ab" * 20}}
+    event.write_text(json.dumps({"action": "synchronize", "pull_request": pull_request}))
     variables = {
         "EVENT_PATH": str(event),
         "REPOSITORY": "o/r",
         "RUN_ID": "5",
         "TOKEN": "secret",
+        "SERVER_URL": "http://g",
+        "API_URL": github.address,
     }
-    for name, value in (variables | {"SERVER_URL": "http://g", "API_URL": github.address}).items():
+    for name, value in variables.items():
         monkeypatch.setenv(f"GITHUB_{name}", value)
     return event
 
 
 def test_a_gate_has_one_comment_which_later_jobs_update(cli, github, job, tmp_path):
+    # only a bot's comment is the gate's own, whatever its text says
     github.comments[110]["body"] = MARKER + "planted by a stranger"
     report = tmp_path / "gate.md"
     for text in ("### first\n", "### second\n"):
@@ -123,9 +128,8 @@ def test_a_push_has_no_comment_and_a_broken_event_is_a_warning(cli, github, job,
     job.write_text('{"ref": "refs/heads/main"}')
     assert cli("comment", tmp_path / "gate.md").stdout == "no pull request, so no comment.\n"
     job.write_text("{")
-    assert cli("comment", tmp_path / "gate.md").stdout.startswith(
-        "::warning title=ULPscope::GITHUB_EVENT_PATH",
-    )
+    done = cli("comment", tmp_path / "gate.md")
+    assert done.stdout.startswith("::warning title=ULPscope::GITHUB_EVENT_PATH")
     assert len(github.comments) == 120
 
 
@@ -135,6 +139,7 @@ def test_a_comment_is_cut_at_a_line_to_what_github_takes(cli, github, job, tmp_p
     cli("comment", tmp_path / "gate.md")
     body = github.comments[-1]["body"]
     rows = [each for each in body.splitlines() if each.startswith("|")]
+    # GitHub counts characters and not bytes
     assert len(body) <= 65_536
     assert len(rows) == 65
     assert set(rows) == {line}
@@ -147,16 +152,16 @@ def _run_action(folder, inputs):
     action = yaml.safe_load((ROOT / "action.yml").read_text())
     assert set(inputs) <= set(action["inputs"])
     command_in(folder / "bin")
-    variables = {"GITHUB_OUTPUT": folder / "output", "GITHUB_STEP_SUMMARY": folder / "summary.md"}
-    variables |= {
+    variables = {
+        "GITHUB_OUTPUT": folder / "output",
+        "GITHUB_STEP_SUMMARY": folder / "summary.md",
+        "GITHUB_TOKEN": "secret",
         "RUNNER_TEMP": folder,
         "PATH": f"{folder / 'bin'}:{os.environ['PATH']}",
-        "GITHUB_TOKEN": "secret",
     }
-    values = {
-        f"inputs.{name}": inputs.get(name, each.get("default", ""))
-        for name, each in action["inputs"].items()
-    }
+    values = {}
+    for name, each in action["inputs"].items():
+        values[f"inputs.{name}"] = inputs.get(name, each.get("default", ""))
     results = {}
     for step in action["runs"]["steps"]:
         if "run" in step:
@@ -167,7 +172,15 @@ def _run_action(folder, inputs):
                 **own,
                 **{k: str(v) for k, v in variables.items()},
             }
-            shell = ["bash", "--noprofile", "--norc", "-eo", "pipefail", "-c", step["run"]]
+            shell = [
+                "bash",
+                "--noprofile",
+                "--norc",
+                "-eo",
+                "pipefail",
+                "-c",
+                step["run"],
+            ]
             done = subprocess.run(
                 shell,
                 cwd=ROOT,
@@ -176,9 +189,11 @@ def _run_action(folder, inputs):
                 text=True,
             )
             results[step["name"]] = done.returncode, done.stdout + done.stderr
+            # what a step writes here, later steps read
             if (folder / "output").exists():
                 for line in (folder / "output").read_text().splitlines():
-                    values[f"steps.gate.outputs.{line.partition('=')[0]}"] = line.partition("=")[2]
+                    name, _, value = line.partition("=")
+                    values[f"steps.gate.outputs.{name}"] = value
     return results
 
 
@@ -201,7 +216,8 @@ def test_the_documented_workflow_comments_and_leaves_summary_and_junit(github, j
     (junit,) = tmp_path.glob("ulpscope.*/gate.xml")
     assert junit.with_name("report.html").read_bytes().startswith(b"<!doctype html>")
     assert Image.open(junit.with_name("report.png")).size == (800, 620)
-    conditions = [test.attrib["name"] for test in ET.parse(junit).getroot().iter("testcase")]
+    tests = ET.parse(junit).getroot().iter("testcase")
+    conditions = [test.attrib["name"] for test in tests]
     assert ",".join(conditions) == inputs["fail-on"]
     summary = (tmp_path / "summary.md").read_text()
     assert "### ULPscope gate: passed" in summary
@@ -219,7 +235,8 @@ def test_a_gate_without_a_run_fails_and_its_comment_says_so(github, job, tmp_pat
 
 
 def test_a_gate_whose_command_crashes_ends_with_a_sentence(github, job, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONHASHSEED", "none")  # Python ends with 1, as with a traceback
+    # Python ends with 1, as with a traceback
+    monkeypatch.setenv("PYTHONHASHSEED", "none")
     code, log = _run_action(tmp_path, {"files": "tests/cases/flips_fp16.npz"})["Gate"]
     assert (code, log.count("Fatal Python error")) == (1, 1), log
     assert "No run to gate: ulpscope ended with exit code 1." in log

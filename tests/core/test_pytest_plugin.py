@@ -34,7 +34,8 @@ def test_dumps(compare):
 def test_a_failed_test_shows_the_evidence_of_its_fixtures(tmp_path):
     (tmp_path / "test_mine.py").write_text(TESTS)
     for name, sign in (("a", 1), ("b", -1)):
-        np.save(tmp_path / f"{name}.npy", sign * np.arange(64, dtype=np.float32).reshape(4, 16))
+        logits = np.arange(64, dtype=np.float32).reshape(4, 16)
+        np.save(tmp_path / f"{name}.npy", sign * logits)
     command = [sys.executable, "-m", "pytest", "-p", "core.pytest_plugin", "-p", "no:ulpscope"]
     done = subprocess.run(
         [*command, "-p", "no:cacheprovider", "-q", "test_mine.py"],

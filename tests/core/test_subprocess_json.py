@@ -67,7 +67,11 @@ def test_one_that_takes_too_long_is_killed():
 
 @pytest.mark.parametrize(
     ("program", "patience", "code"),
-    [(STAYS, 600, -15), (STUBBORN, 0.1, -9), (STAYS, 0, -9)],
+    [
+        (STAYS, 600, -15),
+        (STUBBORN, 0.1, -9),
+        (STAYS, 0, -9),
+    ],
 )
 def test_one_that_is_to_end_ends_by_itself_or_is_killed(program, patience, code):
     with child(program) as process:

@@ -31,16 +31,15 @@ def shown(cli, run_id, at):
     }
     if "mismatch" not in run:
         summary = run["summary"] | {"noise_ratio": run["verdicts"][0]["noise_ratio"]}
-        return {
-            (f"{side}/{name}", at): float(value)
-            for name, value in summary.items()
-            if value is not None
-        }, texts
+        figures = {}
+        for name, value in summary.items():
+            if value is not None:
+                figures[f"{side}/{name}", at] = float(value)
+        return figures, texts
     figures = {(f"mismatch/{row['name']}", at): row["value"] for row in run["mismatch"]["figures"]}
     for row in run["mismatch"]["by_step"]:
-        figures |= {
-            (f"mismatch/by_step/{name}", row["step"]): row[name] for name in row if name != "step"
-        }
+        for name in row.keys() - {"step"}:
+            figures[f"mismatch/by_step/{name}", row["step"]] = row[name]
     return figures, texts
 
 
@@ -64,31 +63,41 @@ def test_figures_have_the_names_of_show_json(cli, tmp_path, run_id):
 def test_variants_whose_names_look_alike_stay_apart(tmp_path):
     a, b, c = np.random.default_rng(0).normal(size=(3, 4, 10)).astype(np.float32)
     figures, _ = log_to_writer(core.compare(a, a, **{"b c": b, "b+c": c}), tmp_path)
-    largest = [
-        figures[f"ulpscope/{name}/max_abs", None] for name in ("variant", "b_c", "variant_3")
-    ]
-    assert largest == pytest.approx(
-        [
-            0,
-            np.abs(a - b).max(),
-            np.abs(a - c).max(),
-        ]
-    )
+    names = ("variant", "b_c", "variant_3")
+    largest = [figures[f"ulpscope/{name}/max_abs", None] for name in names]
+    expected = [0, np.abs(a - b).max(), np.abs(a - c).max()]
+    assert largest == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("to", ["wandb", "trackio", "mlflow", "tensorboard:runs"])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "wandb",
+        "trackio",
+        "mlflow",
+        "tensorboard:runs",
+    ],
+)
 def test_a_missing_package_is_named_with_its_command(monkeypatch, to):
     name = to.partition(":")[0]
-    monkeypatch.setitem(
-        sys.modules,
-        "torch.utils.tensorboard" if name == "tensorboard" else name,
-        None,
-    )
+    module = "torch.utils.tensorboard" if name == "tensorboard" else name
+    # an import of None is an ImportError
+    monkeypatch.setitem(sys.modules, module, None)
     with pytest.raises(ExtraError, match=f"pip install (torch )?{name}"):
         core.log(SAMPLES / f"{RUN}.duckdb", to=to)
 
 
-@pytest.mark.parametrize("to", ["tensorboard", "wandb:entity", "mlfow", "", None, object()])
+@pytest.mark.parametrize(
+    "to",
+    [
+        "tensorboard",
+        "wandb:entity",
+        "mlfow",
+        "",
+        None,
+        object(),
+    ],
+)
 def test_an_unknown_tracker_is_refused(to):
     with pytest.raises(UsageError, match="tensorboard:FOLDER"):
         core.log("no such run", to=to)
@@ -102,17 +111,16 @@ def test_a_tracker_stores_figures_texts_and_html(cli, tmp_path, tracker):
     done = ran(command, env=os.environ | {"PYTHONPATH": str(ROOT)})
     runs, rows, html = json.loads(done.stdout.splitlines()[-1])
     assert runs == 2
-    figures, texts = (
-        one | other
-        for one, other in zip(
-            shown(cli, RUN, 0),
-            shown(cli, STEPS, 3),
-            strict=True,
-        )
-    )
-    figures["mismatch/k3", 4], texts["mismatch/warning"] = 0.25, "a warning"
+    figures, texts = shown(cli, RUN, 0)
+    figures_of_steps, texts_of_steps = shown(cli, STEPS, 3)
+    figures |= figures_of_steps
+    texts |= texts_of_steps
+    figures["mismatch/k3", 4] = 0.25
+    texts["mismatch/warning"] = "a warning"
     stored = {(name, step): value for name, step, value in rows if isinstance(value, float | int)}
     # TensorBoard: float32
     assert {key: stored[key] for key in figures} == pytest.approx(figures, rel=1e-6)
-    assert texts.items() <= {(name, value) for name, _, value in rows if isinstance(value, str)}
-    assert set(html) == {core.open(SAMPLES / f"{run_id}.duckdb").html() for run_id in (RUN, STEPS)}
+    stored_texts = {(name, value) for name, _, value in rows if isinstance(value, str)}
+    assert texts.items() <= stored_texts
+    runs_logged = [core.open(SAMPLES / f"{run_id}.duckdb") for run_id in (RUN, STEPS)]
+    assert set(html) == {run.html() for run in runs_logged}

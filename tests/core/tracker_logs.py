@@ -34,20 +34,14 @@ def wandb():
     folders = list(Path().glob("wandb/offline-*"))
     rows = []
     for path in Path().glob("wandb/offline-*/*.wandb"):
-        rows += [
-            (name, items["_step"], items[name])
-            for items in histories(path.read_bytes())
-            for name in items
-        ]
+        for items in histories(path.read_bytes()):
+            rows += [(name, items["_step"], value) for name, value in items.items()]
     # of charts
     for path in Path().glob("wandb/offline-*/files/media/table/mismatch/by_step/*.json"):
         name = f"mismatch/by_step/{path.name.partition('_table')[0]}"
         rows += [(name, step, value) for step, _, value in json.loads(path.read_text())["data"]]
-    return (
-        len(folders),
-        rows,
-        [path.read_text() for path in Path().glob("wandb/offline-*/files/media/html/**/*.html")],
-    )
+    pages = Path().glob("wandb/offline-*/files/media/html/**/*.html")
+    return len(folders), rows, [path.read_text() for path in pages]
 
 
 def histories(data):
@@ -56,19 +50,23 @@ def histories(data):
     """
     from wandb.proto.wandb_internal_pb2 import Record
 
-    place, message = 7, b""
+    place = 7
+    message = b""
     while place + 7 <= len(data):
-        if (rest := 32768 - place % 32768) < 7:
+        rest = 32768 - place % 32768
+        # a header of 7 bytes never spans two blocks
+        if rest < 7:
             place += rest
             continue
         _, size, kind = struct.unpack_from("<IHB", data, place)
         message += data[place + 7 : place + 7 + size]
         place += 7 + size
-        if kind in (1, 4):  # a whole message, or its last part
-            record, message = Record.FromString(message), b""
+        # a whole message, or its last part
+        if kind in (1, 4):
+            items = Record.FromString(message).history.item
+            message = b""
             yield {
-                item.key or "|".join(item.nested_key): json.loads(item.value_json)
-                for item in record.history.item
+                item.key or "|".join(item.nested_key): json.loads(item.value_json) for item in items
             }
 
 
@@ -79,11 +77,9 @@ def trackio():
     log_all("trackio", lambda: trackio.init("ulpscope"), "trackio")
     trackio.finish()
     runs = list(trackio.Api().runs("ulpscope"))
-    logs = [
-        entry
-        for run in runs
-        for entry in SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)
-    ]
+    logs = []
+    for run in runs:
+        logs += SQLiteStorage.get_logs("ulpscope", run.name, run_id=run.id)
     rows = [(name, entry["step"], value) for entry in logs for name, value in entry.items()]
     media = [value["file_path"] for *_, value in rows if isinstance(value, dict)]
     return len(runs), rows, [Path("trackio", "media", path).read_text() for path in media]
@@ -94,19 +90,17 @@ def mlflow():
 
     log_all("mlflow", mlflow.start_run, "mlflow")
     mlflow.end_run()
-    client, rows, html = mlflow.MlflowClient(), [], []
-    for run in (runs := client.search_runs(["0"])):
+    client = mlflow.MlflowClient()
+    runs = client.search_runs(["0"])
+    rows = []
+    html = []
+    for run in runs:
         run_id = run.info.run_id
         rows += [(name, None, text) for name, text in run.data.tags.items()]
-        rows += [
-            (name, p.step, p.value)
-            for name in run.data.metrics
-            for p in client.get_metric_history(run_id, name)
-        ]
-        files = client.list_artifacts(run_id, "ulpscope")
-        html += [
-            mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}") for file in files
-        ]
+        for name in run.data.metrics:
+            rows += [(name, p.step, p.value) for p in client.get_metric_history(run_id, name)]
+        for file in client.list_artifacts(run_id, "ulpscope"):
+            html.append(mlflow.artifacts.load_text(f"{run.info.artifact_uri}/{file.path}"))
     return len(runs), rows, html
 
 
@@ -115,21 +109,16 @@ def tensorboard():
     from torch.utils.tensorboard import SummaryWriter
 
     log_all("tensorboard:runs/new", lambda: SummaryWriter("runs/active")).close()
-    rows, folders = [], list(Path("runs").iterdir())
-    for events in (EventAccumulator(str(folder)).Reload() for folder in folders):
-        rows += [
-            (name, p.step, p.value)
-            for name in events.Tags()["scalars"]
-            for p in events.Scalars(name)
-        ]
-        texts = {
-            name.removesuffix("/text_summary"): events.Tensors(name)[0]
-            for name in events.Tags()["tensors"]
-        }
-        rows += [
-            (name, text.step, text.tensor_proto.string_val[0].decode())
-            for name, text in texts.items()
-        ]
+    rows = []
+    folders = list(Path("runs").iterdir())
+    for folder in folders:
+        events = EventAccumulator(str(folder)).Reload()
+        for name in events.Tags()["scalars"]:
+            rows += [(name, p.step, p.value) for p in events.Scalars(name)]
+        for name in events.Tags()["tensors"]:
+            (text, *_) = events.Tensors(name)
+            content = text.tensor_proto.string_val[0].decode()
+            rows.append((name.removesuffix("/text_summary"), text.step, content))
     return len(folders), rows, [file.read_text() for file in Path("runs").glob("*/*.html")]
 
 

@@ -22,6 +22,7 @@ def modules(errors):
     side = np.ones((len(NAMES), POSITIONS))
     for module, values in errors.items():
         side[module] = values
+    # the square of float32's unit, 2^-23
     unit = np.full(side.shape, 2.0**-46)
     return ModulesAlone(
         tuple(NAMES),
@@ -64,7 +65,11 @@ def test_a_fault_on_top_of_noise_is_named_by_itself():
     faulty = noise(8)
     faulty[10] *= 20
     late = np.where(np.arange(POSITIONS) < 20, 1, 900)
-    for module, error, first in ((5, faulty, 10), (4, late, 20), (7, 10 * noise(8), 0)):
+    for module, error, first in (
+        (5, faulty, 10),
+        (4, late, 20),
+        (7, 10 * noise(8), 0),
+    ):
         found = figures({**errors, module: error})
         assert found.modules_beyond == (NAMES[module],)
         assert found.first_module == NAMES[module]
@@ -76,13 +81,16 @@ def test_a_fault_on_top_of_noise_is_named_by_itself():
 @pytest.mark.parametrize(
     "errors",
     [
-        dict.fromkeys(ATTENTION[:3], noise(8)),  # not in all blocks
-        {module: 5**n * noise(12) for n, module in enumerate(ATTENTION)},  # not by the same factor
+        # not in all blocks
+        dict.fromkeys(ATTENTION[:3], noise(8)),
+        # not by the same factor
+        {module: 5**n * noise(12) for n, module in enumerate(ATTENTION)},
         # a wrong rotary base grows with the position
         dict.fromkeys(ATTENTION, np.arange(POSITIONS) ** 2 * 200.0),
         # gone at every tenth position
         dict.fromkeys(ATTENTION, np.arange(POSITIONS) % 10 * 9000.0),
-        dict.fromkeys(ATTENTION, noise(20)),  # no format has so many bits
+        # no format has so many bits
+        dict.fromkeys(ATTENTION, noise(20)),
         # what all blocks are given
         {0: np.arange(POSITIONS) % 2 * 9000.0 + 1, **dict.fromkeys(ATTENTION, noise(8))},
     ],

@@ -18,7 +18,14 @@ def by_chance(seed=0):
     return (noise - noise.mean(axis=0)) / noise.std(axis=0)
 
 
-@pytest.mark.parametrize(("standard_errors", "is_found"), [(11, False), (13, True)])
+# the limit is 12 standard errors
+@pytest.mark.parametrize(
+    ("standard_errors", "is_found"),
+    [
+        (11, False),
+        (13, True),
+    ],
+)
 def test_a_token_stands_out_by_the_standard_errors_of_its_mean(standard_errors, is_found):
     differences = by_chance()
     differences[:, 7] += standard_errors / np.sqrt(ROWS)
@@ -43,7 +50,8 @@ def test_repeated_positions_and_constants_make_no_token_stand_out(contexts):
 def test_a_value_that_does_not_vary_is_rounded_alike_in_every_row():
     """A mask of -1e4 is -9984 in bfloat16; a logit of -20.04 is -20."""
     for value, difference in ((-1e4, 16.0), (-20.04, 0.04)):
-        differences, logits = by_chance(), LOGITS.copy()
+        differences = by_chance()
+        logits = LOGITS.copy()
         differences[:, 7] = difference
         logits[:, 7] = value
         assert single_token_row(SUBJECT, differences, logits) is None

@@ -63,7 +63,8 @@ def test_every_bit_of_an_engine_is_in_the_run(captured, store):
         header = run.header
         ids = header.prompts[0].token_ids
         rows = [np.random.default_rng(t).standard_normal(4096, np.float32) for t in ids]
-        assert np.array_equal(run.read_rows(1, 0, len(ids)), np.stack(rows).view(np.uint32))
+        bits = np.stack(rows).view(np.uint32)
+        assert np.array_equal(run.read_rows(1, 0, len(ids)), bits)
         assert header.sides[1].path == "toy:prefill"
         assert header.provenance.versions["toy"] == "7"
 
@@ -110,7 +111,9 @@ def test_a_capture_that_is_stopped_leaves_neither_a_run_nor_its_engine(engine, s
         cwd=ROOT,
     )
     try:
-        until(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text().endswith(" "))
+        pid_file = tmp_path / "pid"
+        # the blank is written last
+        until(lambda: pid_file.exists() and pid_file.read_text().endswith(" "))
         process.send_signal(signal.SIGTERM)
         assert process.wait(300) == EXIT_CODE
     finally:

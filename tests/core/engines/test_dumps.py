@@ -38,7 +38,8 @@ def outputs_of(model, ids, past, start):
     """What the modules of the model put out for tokens that follow a cache, and what its norms were
     given.
     """
-    found, given = {}, {}
+    found = {}
+    given = {}
 
     def see(name, inputs, output):
         first = output[0] if isinstance(output, tuple) else output
@@ -68,10 +69,13 @@ def as_sglang(model, steps, folder):
     place = folder / "TP0_PP0_Rank0_pid7"
     place.mkdir()
     late = {}
-    past, start = None, 0
+    past = None
+    start = 0
     for number, ids in enumerate([(0, 0, 0), *steps]):
+        # the warm-up leaves no cache
         if number < 2:
-            past, start = None, 0
+            past = None
+            start = 0
         found, given, past = outputs_of(model, list(ids), past, start)
         entries = {"model.embed_tokens": found["model.embed_tokens"]}
         for block in range(model.config.num_hidden_layers):
@@ -120,16 +124,15 @@ def as_torchtitan(model, ids, folder):
     }
     for block in range(model.config.num_hidden_layers):
         for part, name in TITAN.items():
-            entries[f"layers.{block}.{name}".rstrip(".")] = found[
-                f"model.layers.{block}.{part}".rstrip(".")
-            ][None]
+            own = f"model.layers.{block}.{part}".rstrip(".")
+            theirs = f"layers.{block}.{name}".rstrip(".")
+            entries[theirs] = found[own][None]
         for part, name in (("q_proj", "wq"), ("k_proj", "wk")):
             values = found[f"model.layers.{block}.self_attn.{part}"]
+            # transformers rotates halves of a head, torchtitan neighbors
             halves = values.reshape(len(ids), -1, 2, model.config.head_dim // 2)
-            entries[f"layers.{block}.attention.{name}"] = halves.swapaxes(2, 3).reshape(
-                1,
-                *values.shape,
-            )
+            pairs = halves.swapaxes(2, 3).reshape(1, *values.shape)
+            entries[f"layers.{block}.attention.{name}"] = pairs
     torch.save(entries, folder / "step.pt")
 
 
@@ -158,7 +161,8 @@ def test_a_dump_of_torchtitans_names_is_the_model_module_by_module(loaded, folde
     as_torchtitan(loaded.model, IDS, folder)
     found = alone("rollout:replay", loaded, IDS)
     # a prompt may be a part of a forward
-    part, whole = (logits_of("rollout:replay", loaded, ids) for ids in (IDS[:7], IDS))
+    part = logits_of("rollout:replay", loaded, IDS[:7])
+    whole = logits_of("rollout:replay", loaded, IDS)
     assert torch.allclose(part, whole[:7])
     names = {f"model.layers.1.self_attn.{part}_proj" for part in "qk"}
     assert names | {"model.layers.2"} <= set(found.names)
@@ -190,7 +194,13 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize(("scale", "verdict"), [(1.0, "likely rounding"), (1.1, "bug suspected")])
+@pytest.mark.parametrize(
+    ("scale", "verdict"),
+    [
+        (1.0, "likely rounding"),
+        (1.1, "bug suspected"),
+    ],
+)
 def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdict):
     """It has no float32, so a sound one is likely rounding; the twin was dumped with one projection
     a tenth larger.

@@ -164,9 +164,11 @@ def _graph(path, nodes):
     ],
 )
 def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attributes, found):
-    kind, more = (
-        ("MatMul", {}) if attributes is None else ("MatMulNBits", {"K": 64, "N": 64, **attributes})
-    )
+    kind = "MatMul"
+    more = {}
+    if attributes is not None:
+        kind = "MatMulNBits"
+        more = {"K": 64, "N": 64, **attributes}
     path = _graph(
         tmp_path / "model.onnx",
         [helper.make_node(kind, ["a", "b"], ["c"], **more)],
@@ -174,7 +176,14 @@ def test_the_matrices_of_a_graph_are_read_without_onnx(adapter, tmp_path, attrib
     assert adapter.matrices_of(path) == found
 
 
-@pytest.mark.parametrize("options", [{}, {"weights": "int4"}, {"weights": "int8"}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"weights": "int4"},
+        {"weights": "int8"},
+    ],
+)
 def test_a_graph_of_the_folders_own_is_taken_for_what_it_is(adapter, tmp_path, options):
     (tmp_path / "genai_config.json").write_text(
         '{"model": {"vocab_size": 4096, "decoder": {"filename": "m.onnx"}}}',

@@ -75,7 +75,8 @@ def ids(loaded):
     ],
 )
 def test_in_float32_engines_agree_with_transformers(loaded, ids, path):
-    reference, found = logits_of("prefill", loaded, ids), logits_of(path, loaded, ids)
+    reference = logits_of("prefill", loaded, ids)
+    found = logits_of(path, loaded, ids)
     assert found.dtype == torch.float32
     assert rms(found - reference) < 3e-5
     # the process is kept, and repeats itself
@@ -134,7 +135,8 @@ def test_a_gguf_written_here_is_the_model(family):
         # norms that are not 1, biases that are not 0, attention that looks around
         for parameter in model.parameters():
             parameter.add_(0.2 * torch.randn_like(parameter))
-    tiny, tokens = loaded_from(model), list(range(1, 100, 2))
+    tiny = loaded_from(model)
+    tokens = list(range(1, 100, 2))
     reference = logits_of("prefill", tiny, tokens)
     found = logits_of(f"llamacpp:prefill+{WIDE}", tiny, tokens)
     # llama.cpp looks GELU up in a table of float16, even if all else is float32

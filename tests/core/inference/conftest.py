@@ -96,7 +96,13 @@ CONFIGS = {
     "bloom": FEWER,
     "mamba": FEWER,
     "mamba2": FEWER
-    | {"num_heads": 6, "head_dim": 16, "n_groups": 2, "state_size": 8, "chunk_size": 16},
+    | {
+        "num_heads": 6,
+        "head_dim": 16,
+        "n_groups": 2,
+        "state_size": 8,
+        "chunk_size": 16,
+    },
     "rwkv": FEWER,
     "minimax": SHAPE
     | {

@@ -26,7 +26,14 @@ BATCHES = [1, 2, 3, 4, 5, 7, 8, 16, 17, 32, 33, 64]
 def plan_of(*operations):
     # none of the table; repeats end it, on a busy machine too
     probes = probes_of(CPU, ("none",), False, operations)
-    return ProbePlan(CPU, ("float32",), probes, repeats=4, is_quick=True, seconds_each=3600.0)
+    return ProbePlan(
+        CPU,
+        ("float32",),
+        probes,
+        repeats=4,
+        is_quick=True,
+        seconds_each=3600.0,
+    )
 
 
 def in_order(x, w):
@@ -41,7 +48,8 @@ def in_order(x, w):
 
 def in_halves(x, w):
     half = len(w) // 2
-    return in_order(x[:, :half], w[:half]) + in_order(x[:, half:], w[half:])
+    first = in_order(x[:, :half], w[:half])
+    return first + in_order(x[:, half:], w[half:])
 
 
 def planted(run):
@@ -79,8 +87,10 @@ def test_a_reduction_split_beyond_batch_3_is_reported_with_its_boundary_and_dist
     steps = 0
     low = np.minimum(whole, halves)
     high = np.maximum(whole, halves)
-    while (low < high).any():  # numpy's own walk from one float32 to the next
-        low, steps = np.where(low < high, np.nextafter(low, high), low), steps + 1
+    # numpy's own walk from one float32 to the next
+    while (low < high).any():
+        low = np.where(low < high, np.nextafter(low, high), low)
+        steps += 1
     assert row["batch_neq"] == np.count_nonzero(whole != halves)
     assert row["batch_max_ulps"] == steps
     assert steps > 0
@@ -119,7 +129,8 @@ def test_a_sign_of_zero_that_changes_is_a_difference_of_bits_though_not_of_value
     assert row["differing_calls"] > 0
     assert row["worst_neq"] == 0
     assert row["worst_max_ulps"] == 0
-    assert answers_of(probed(lambda x, w: torch.full((len(x), 8), torch.nan))) == (True, True, True)
+    of_nan = probed(lambda x, w: torch.full((len(x), 8), torch.nan))
+    assert answers_of(of_nan) == (True, True, True)
 
 
 def test_an_operation_that_looks_at_the_index_of_a_row_is_caught_at_these_indices():
@@ -138,9 +149,8 @@ def test_what_torch_refuses_is_a_row_that_says_so_and_the_others_are_probed():
     def out_of_memory(x, w):
         return in_order(x, w) if len(x) <= 7 else absent(x, w)
 
-    refused, cut, whole = probe_all(
-        plan_of(*map(planted, (absent, out_of_memory, in_order))),
-    )
+    plan = plan_of(*map(planted, (absent, out_of_memory, in_order)))
+    refused, cut, whole = probe_all(plan)
     assert [row["refusal"] for row in (refused, cut, whole)] == ["No kernel of this kind", "", ""]
     assert batches_of(cut) == [BATCHES[:6]]
     assert "batch 8 was not compared" in cut["note"]
@@ -151,7 +161,14 @@ def test_every_operation_of_the_table_is_probed(dtype):
     probes = tuple(
         (operation, operation.sizes[0]) for operation in OPERATIONS if operation.is_on_cpu
     )
-    plan = ProbePlan(CPU, (dtype,), probes, repeats=1, is_quick=True, seconds_each=0.0)
+    plan = ProbePlan(
+        CPU,
+        (dtype,),
+        probes,
+        repeats=1,
+        is_quick=True,
+        seconds_each=0.0,
+    )
     assert [row for row in probe_all(plan) if row["refusal"] or not row["elements"]] == []
 
 
@@ -159,8 +176,11 @@ def test_a_models_linear_maps_are_each_shape_once_with_the_modules_that_have_it(
     model = nn.Sequential()
     for block in range(2):
         part = nn.Module()
-        part.q_proj, part.k_proj = nn.Linear(12, 12, bias=False), nn.Linear(12, 12, bias=False)
-        part.down, part.c_attn = nn.Linear(12, 4), Conv1D(36, 12)
+        part.q_proj = nn.Linear(12, 12, bias=False)
+        part.k_proj = nn.Linear(12, 12, bias=False)
+        part.down = nn.Linear(12, 4)
+        # GPT-2's, whose weight is transposed
+        part.c_attn = Conv1D(36, 12)
         model.add_module(str(block), part)
     operations = linear_operations(model)
     assert [(one.name, one.sizes, one.modules) for one in operations] == [
@@ -179,4 +199,5 @@ def test_mm_repeats_itself_on_cuda_and_changes_with_the_batch():
     device = torch.device("cuda")
     rows = list(probe_all(ProbePlan(device, ("bfloat16",), probes_of(device, ("mm",), False))))
     assert all(row["is_repeatable"] and row["is_position_invariant"] for row in rows)
-    assert [row["is_batch_invariant"] for row in rows if row["size"] == "4096 to 4096"] == [False]
+    invariant = [row["is_batch_invariant"] for row in rows if row["size"] == "4096 to 4096"]
+    assert invariant == [False]

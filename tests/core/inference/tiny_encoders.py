@@ -17,7 +17,12 @@ TEXTS = [
     "seven",
     "pack my box with five dozen jugs",
 ]
-_SPECIAL = {"pad": "[PAD]", "unk": "[UNK]", "cls": "[CLS]", "sep": "[SEP]"}
+_SPECIAL = {
+    "pad": "[PAD]",
+    "unk": "[UNK]",
+    "cls": "[CLS]",
+    "sep": "[SEP]",
+}
 
 
 def tokenizer():

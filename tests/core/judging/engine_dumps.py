@@ -60,3 +60,11 @@ def with_fault(x, rows=slice(None), factor=1.02):
 def saved(path, **arrays):
     np.savez(path, **arrays)
     return path
+
+
+def changed(array, *places):
+    """A copy with other values at these (index, value)."""
+    array = array.copy()
+    for place, value in places:
+        array[place] = value
+    return array

@@ -43,6 +43,7 @@ def test_a_dump_says_its_sides_shape_dtype_and_tokens():
     assert [side["name"] for side in found["sides"]] == ["fresh", "cached"]
     assert found["positions"] == 152
     assert found["vocab"] == 4096
+    # 152 rows on two sides, two bytes a logit
     assert found["logits_bytes"] == 152 * 4096 * 2 * 2
     assert found["compute_dtype"] == "bfloat16"
     assert found["tokens"] == "ids and texts"

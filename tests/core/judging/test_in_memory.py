@@ -14,46 +14,47 @@ from core.progress import no_progress
 from core.runs.measured import MemoryRun
 from core.runs.reader import RunReader
 from core.runs.reports.report_json import as_json, report_of_run
+from tests.core.judging.engine_dumps import changed
 
-ROWS, VOCAB = 60, 96  # more rows than causes are looked for in
+# more rows than causes are looked for in
+ROWS, VOCAB = 60, 96
 RANDOM = np.random.default_rng(0)
 PLAIN = RANDOM.normal(0, 3, (ROWS, VOCAB)).astype(np.float32)
 OTHER = (PLAIN + RANDOM.normal(0, 1e-6, PLAIN.shape)).astype(np.float32)
-
-
-def with_values(logits, *places):
-    changed = logits.copy()
-    for place, value in places:
-        changed[place] = value
-    return changed
 
 
 def bfloat16(logits):
     return logits.astype(ml_dtypes.bfloat16).view("V2")
 
 
-NOT_FINITE = with_values(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan))
+NOT_FINITE = changed(OTHER, (np.s_[5, 4], np.inf), (np.s_[9], np.nan))
 DUMPS = {
     "rounding": {"reference": PLAIN, "variant": OTHER},
     "bfloat16": {"reference": bfloat16(PLAIN), "variant": bfloat16(PLAIN * 1.01)},
     "three sides": {"reference": PLAIN, "b": PLAIN, "a": OTHER},
-    "few tokens": {"reference": PLAIN[:, :5], "variant": np.round(PLAIN[:, :5])},
+    "few tokens": {
+        "reference": PLAIN[:, :5],
+        "variant": np.round(PLAIN[:, :5]),
+    },
     "other rows": {"reference": PLAIN, "variant": np.roll(OTHER, 20, axis=0)},
     "shifted": {"reference": PLAIN, "variant": np.roll(OTHER, 1, axis=0)},
     "temperature": {"reference": PLAIN, "variant": PLAIN / np.float32(0.7)},
     "not finite": {
-        "reference": with_values(PLAIN, (np.s_[3], np.nan), (np.s_[:, -40:], -np.inf)),
+        "reference": changed(PLAIN, (np.s_[3], np.nan), (np.s_[:, -40:], -np.inf)),
         "variant": NOT_FINITE,
     },
-    "ties": {"reference": with_values(PLAIN, (np.s_[2], 1.0)), "variant": np.round(OTHER)},
+    "ties": {
+        "reference": changed(PLAIN, (np.s_[2], 1.0)),
+        "variant": np.round(OTHER),
+    },
     "emitted": {
-        "reference": with_values(PLAIN, (np.s_[20], 0.5)),
+        "reference": changed(PLAIN, (np.s_[20], 0.5)),
         "variant": OTHER,
         "emitted": np.where(np.arange(ROWS) < 4, -1, PLAIN.argmax(1)),
     },
     "prompts": {
         "reference": PLAIN,
-        "variant": with_values(OTHER, (np.s_[31:], 0.0)),
+        "variant": changed(OTHER, (np.s_[31:], 0.0)),
         "prompt_lengths": np.array([1, 30, ROWS - 31]),
         "token_ids": np.arange(ROWS),
     },
@@ -62,23 +63,21 @@ DUMPS = {
         "variant": NOT_FINITE,
         "holds": np.array("values"),
     },
-    "scores": {"reference": PLAIN[:, 0], "variant": OTHER[:, 0], "holds": np.array("values")},
+    "scores": {
+        "reference": PLAIN[:, 0],
+        "variant": OTHER[:, 0],
+        "holds": np.array("values"),
+    },
 }
 
 
 @pytest.mark.parametrize("name", DUMPS)
 def test_a_dump_in_memory_is_what_its_run_file_is(name, tmp_path):
     path = tmp_path / "dump.npz"
-    sides = DUMPS[name]
-    if "emitted" in sides:
-        sides = sides | {
-            f"emitted:{side}": sides["emitted"]
-            for side in (
-                "reference",
-                "variant",
-            )
-        }
-        del sides["emitted"]
+    sides = dict(DUMPS[name])
+    emitted = sides.pop("emitted", None)
+    if emitted is not None:
+        sides |= {"emitted:reference": emitted, "emitted:variant": emitted}
     np.savez(path, **sides)
     with (
         temporary_run([path]) as stored,
@@ -107,6 +106,7 @@ def test_a_dump_in_memory_is_what_its_run_file_is(name, tmp_path):
 
 def test_a_dump_that_is_too_large_for_memory_is_compared_in_a_file(tmp_path, monkeypatch):
     np.savez(tmp_path / "dump.npz", **DUMPS["rounding"])
+    # one byte less than both sides take
     monkeypatch.setattr(in_memory, "_MOST_BYTES", 2 * PLAIN.nbytes - 1)
     with compare_arrays([tmp_path / "dump.npz"], on_progress=no_progress) as run:
         assert isinstance(run, RunReader)

@@ -48,12 +48,16 @@ class MadeControls(Controls):
 
     def __init__(self, dtype="bfloat16", wide=1.0, narrow=1.0, *, has_wide=True):
         rng = np.random.default_rng(0)
-        self.names, self.lengths, self.dtype = SIDES, [100, 200], dtype
+        self.names = SIDES
+        self.lengths = [100, 200]
+        self.dtype = dtype
+        # mean squares with 50 degrees of freedom: their roots vary by a tenth
         self.wide = rng.chisquare(50, (5, POSITIONS)) / 50
         self.errors = rng.chisquare(50, (9, POSITIONS)) / 50
         self.wide[0] *= np.asarray(wide) ** 2
         self.errors[0] *= np.asarray(narrow) ** 2
-        self.has_wide, self.systematic = has_wide, 1.0
+        self.has_wide = has_wide
+        self.systematic = 1.0
         self.not_finite = None
         self.moved = ()
         self.rerun_squares = None
@@ -127,7 +131,13 @@ def test_both_comparisons_have_to_pass():
     assert drawn.outcome == FAILED
 
 
-@pytest.mark.parametrize(("share", "is_named"), [(0.99, True), (0.5, False)])
+@pytest.mark.parametrize(
+    ("share", "is_named"),
+    [
+        (0.99, True),
+        (0.5, False),
+    ],
+)
 def test_a_fault_in_one_column_of_the_vocabulary_says_the_token(share, is_named):
     class Column(MadeControls):
         def differences(self, row, dtype):
@@ -168,7 +178,8 @@ def test_modules_that_all_compute_in_fewer_bits_may_be_an_undeclared_precision(f
     verdict = judge(Noisy("float32", wide=1e3))
     assert verdict.is_bug_suspected
     assert ("undeclared lower precision" in verdict.because) is (first is None)
-    assert first in (None, verdict.first_place)  # a fault on top of the noise
+    # a fault on top of the noise
+    assert first in (None, verdict.first_place)
 
 
 @pytest.mark.parametrize("has_wide", [True, False])
@@ -190,8 +201,10 @@ def test_draws_that_the_models_own_paths_do_not_look_like_decide_nothing():
         verdict = judge(Odd(narrow=narrow, has_wide=False))
         assert verdict.name == "undecided"
         assert rows_of(verdict.evidence, DRAWN)[0].outcome == MISSING
-    assert judge(Odd(narrow=1.0)).name == "rounding"  # float32 decides
-    assert judge(Odd(narrow=3.0)).name == "undecided"  # of a fault in 16 bits alone it says nothing
+    # float32 decides
+    assert judge(Odd(narrow=1.0)).name == "rounding"
+    # of a fault in 16 bits alone it says nothing
+    assert judge(Odd(narrow=3.0)).name == "undecided"
 
 
 def test_a_mixture_of_experts_is_decided_in_float64():
@@ -200,22 +213,30 @@ def test_a_mixture_of_experts_is_decided_in_float64():
         double = 1.0
 
         def pair(self, dtype):
-            return (
-                Pair(self.wide[1] * self.double**2) if dtype == "float64" else super().pair(dtype)
-            )
+            if dtype == "float64":
+                return Pair(self.wide[1] * self.double**2)
+            return super().pair(dtype)
 
-    controls = Experts("float32", wide=at(7, 100))  # a near tie chose another expert
+    # a near tie chose another expert
+    controls = Experts("float32", wide=at(7, 100))
     assert judge(controls).name == "rounding"
     controls.double = 1e12
     assert judge(controls).is_bug_suspected
-    controls.double = 2.0**29  # as large as float32 rounds: a part of it stays in float32
-    assert judge(controls).is_bug_suspected  # so float32 decides
+    # as large as float32 rounds: a part of it stays in float32, so float32 decides
+    controls.double = 2.0**29
+    assert judge(controls).is_bug_suspected
     controls = Experts("float32")
     controls.double = 2.0**29
     assert judge(controls).name == "rounding"
 
 
-@pytest.mark.parametrize(("moves_more", "is_bug"), [(1.0, True), (8.0, False)])
+@pytest.mark.parametrize(
+    ("moves_more", "is_bug"),
+    [
+        (1.0, True),
+        (8.0, False),
+    ],
+)
 def test_a_position_beyond_few_draws_of_the_floor_is_compared_with_more(moves_more, is_bug):
     """moves_more: how far two of sixteen draws move position 7, which the first four do not."""
 
@@ -264,18 +285,22 @@ def test_a_model_that_chooses_its_keys_is_at_worst_undecided(faults, name):
     assert verdict.name == name
     assert ("indexer" in verdict.because) is (name == "undecided")
     controls = Indexed("float32")
-    controls.moved, controls.rerun_squares = ("engine",), controls.wide[2] * 1e6
+    controls.moved = ("engine",)
+    controls.rerun_squares = controls.wide[2] * 1e6
     assert judge(controls).name == "nondeterministic"
+    # no choice makes a NaN
     controls.not_finite = A_NAN
-    assert judge(controls).is_bug_suspected  # no choice makes a NaN
+    assert judge(controls).is_bug_suspected
 
 
 @pytest.mark.parametrize("has_experts", [True, False])
 def test_other_prompts_that_change_bits_are_a_leak_of_a_dense_model(has_experts):
     controls = MadeControls()
-    controls.has_experts, controls.other_prompts = has_experts, False
+    controls.has_experts = has_experts
+    controls.other_prompts = False
     assert judge(controls).is_bug_suspected is not has_experts
-    controls.moved = ("engine",)  # other bits with the same prompts too
+    # other bits with the same prompts too
+    controls.moved = ("engine",)
     assert judge(controls).name == "nondeterministic"
 
 
@@ -352,10 +377,17 @@ def test_a_test_can_ask_for_rounding_and_is_shown_the_evidence_otherwise():
         rounding.check(allowed=["fine"])
 
 
-@pytest.mark.parametrize(("dtype", "full"), [("bfloat16", 65536), ("float16", 8192)])
+@pytest.mark.parametrize(
+    ("dtype", "full"),
+    [
+        ("bfloat16", 65536),
+        ("float16", 8192),
+    ],
+)
 def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fails(dtype, full):
     """Unit roundoffs: 2^-8 of bfloat16, 2^-11 of float16, 2^-24 of float32 (IEEE 754)."""
-    pair, wide = MadeControls(dtype), np.random.default_rng(3).chisquare(9, 1000)
+    pair = MadeControls(dtype)
+    wide = np.random.default_rng(3).chisquare(9, 1000)
     pair.lengths = [400, 600]
     row = shrink_row(pair, wide * (full * 0.2) ** 2, wide)
     assert row.outcome == PASSED
@@ -367,9 +399,10 @@ def test_a_pair_that_shrinks_with_the_precision_passes_and_one_that_does_not_fai
     few = np.where(np.arange(1000) < 9, wide, 0.0)
     assert shrink_row(pair, few, wide).outcome == MISSING
     assert shrink_row(pair, few, np.zeros_like(wide)).outcome == PASSED
-    narrow, wide[500] = wide * (full * 0.2) ** 2, wide[500] * 1e10
+    # one position that does not shrink is not averaged away
+    narrow = wide * (full * 0.2) ** 2
+    wide[500] *= 1e10
     narrow[500] = wide[500]
-    # one position that does not is not averaged away
     row = shrink_row(pair, narrow, wide)
     assert row.outcome == FAILED
     assert row.figures.worst_position == (1, 100)
@@ -404,7 +437,13 @@ def test_random_places_are_hardly_ever_called_boundaries():
     assert abs(named - expected) < 5 * math.sqrt(expected)
 
 
-@pytest.mark.parametrize(("ratio", "outcome"), [(3.9, NOTED), (4.1, FAILED)])
+@pytest.mark.parametrize(
+    ("ratio", "outcome"),
+    [
+        (3.9, NOTED),
+        (4.1, FAILED),
+    ],
+)
 def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
     ratio,
     outcome,
@@ -420,7 +459,13 @@ def test_a_side_that_moves_by_itself_leaks_if_others_move_it_four_times_as_far(
     assert row.outcome == outcome
 
 
-@pytest.mark.parametrize(("ratio", "is_beyond"), [(1, False), (40, True)])
+@pytest.mark.parametrize(
+    ("ratio", "is_beyond"),
+    [
+        (1, False),
+        (40, True),
+    ],
+)
 def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyond):
     controls = MadeControls("float32")
     squares = controls.wide[1].copy()

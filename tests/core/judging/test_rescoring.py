@@ -10,7 +10,8 @@ from core.judging.explain.rows import RowPair
 TOKENS, FLOOR = 400, 0.01
 RANDOM = np.random.default_rng(3)
 EXACT = -RANDOM.gamma(0.6, 0.9, TOKENS) - 0.2
-UPDATE = RANDOM.normal(0, 1, TOKENS)  # by which a step moves the values, in its own unit
+# by which a step moves the values, in its own unit
+UPDATE = RANDOM.normal(0, 1, TOKENS)
 
 
 def noise(size=FLOOR):
@@ -34,20 +35,22 @@ def scores(rollout, trainer, step, dtypes):
         for at in range(TOKENS)
     ]
     places = [(row.prompt, row.position) for row in rows]
-    return [
-        Rescoring(
-            *(f"step_{number}", dtype, ("rollout", "trainer"), rows),
-            *(
+    rescorings = []
+    for number in range(3):
+        values = EXACT + number * step * FLOOR * UPDATE
+        for dtype, floor in dtypes.items():
+            rescoring = Rescoring(
+                f"step_{number}",
+                dtype,
+                ("rollout", "trainer"),
+                rows,
                 values + noise(floor),
                 values + RANDOM.normal(0, floor, (4, TOKENS)),
                 np.ones(TOKENS),
                 places,
-            ),
-        )
-        for number in range(3)
-        for values in [EXACT + number * step * FLOOR * UPDATE]
-        for dtype, floor in dtypes.items()
-    ]
+            )
+            rescorings.append(rescoring)
+    return rescorings
 
 
 def side(number, step, floor=FLOOR):
@@ -76,7 +79,8 @@ def test_each_side_agrees_with_the_checkpoint_that_made_it(step, rollout, traine
         BOTH,
     )
     cause = explain_rescored(made)[0]
-    assert (cause.name, *cause.parameters["agrees"].values()) == (kind, *agrees), cause
+    agreements = cause.parameters["agrees"].values()
+    assert (cause.name, *agreements) == (kind, *agrees), cause
 
 
 def test_a_float32_trainer_is_told_apart_where_a_bfloat16_rollout_is_not():
@@ -101,7 +105,8 @@ def test_sizes_are_in_noise_floors_of_each_checkpoint():
     rows = explain_rescored(made)[0].parameters["noise_floors"]
     for one, row in zip(made, rows, strict=True):
         floor = np.sqrt(((one.draws - one.plain) ** 2).mean())
-        assert row["trainer"] == pytest.approx(np.sqrt(((trainer - one.plain) ** 2).mean()) / floor)
+        size = np.sqrt(((trainer - one.plain) ** 2).mean())
+        assert row["trainer"] == pytest.approx(size / floor)
         assert row["checkpoint"] == one.model
 
 
@@ -126,7 +131,8 @@ def test_a_few_tokens_far_off_do_not_decide_about_the_others():
     assert some.name == "some tokens"
     assert some.parameters == {"tokens": 9, "sequence": 7}
     trainer = side(1, 8)
-    trainer[311] -= 0.15  # the tail of rounding: 10 noise floors once in 400
+    # the tail of rounding: 10 noise floors once in 400
+    trainer[311] -= 0.15
     assert len(explain_rescored(scores(side(1, 8), trainer, 8, BOTH))) == 1
 
 

@@ -32,7 +32,8 @@ from tests.covering import few
 
 X, HEAD = states()
 FAULT = with_fault(X)
-REFERENCE, VARIANT = in_bfloat16(X, HEAD, 1), in_bfloat16(X, HEAD, 2)
+REFERENCE = in_bfloat16(X, HEAD, 1)
+VARIANT = in_bfloat16(X, HEAD, 2)
 PAIR_IN_BFLOAT16 = {"reference": REFERENCE, "variant": VARIANT}
 FLOOR = {f"way_{order}": in_float32(X, HEAD, order) for order in (11, 12, 13, 14, 15)}
 
@@ -108,7 +109,13 @@ def test_a_float32_pair_alone_decides(x, verdict, judged):
     assert judged(in_bfloat16(x, HEAD, 2), float32=pair_with(x)).name == verdict
 
 
-@pytest.mark.parametrize(("is_fault", "verdict"), [(False, "rounding"), (True, "bug suspected")])
+@pytest.mark.parametrize(
+    ("is_fault", "verdict"),
+    [
+        (False, "rounding"),
+        (True, "bug suspected"),
+    ],
+)
 def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, judged):
     x = FAULT if is_fault else X
     pair = pair_with(x)
@@ -117,10 +124,11 @@ def test_a_floor_of_other_ways_decides_by_the_noise_ratio(is_fault, verdict, jud
     assert (found.noise_ratio > 100) if is_fault else (0.5 < found.noise_ratio < 2)
     row = row_of(found, FLOAT32)
     assert row.outcome == (FAILED if is_fault else PASSED)
-    assert [(floor.compute_dtype, len(floor.floor_rms)) for floor in found.floors] == [
-        ("float32", ROWS),
-    ]
-    expected = np.sqrt(np.mean([(pair["variant"].astype(np.float64) - pair["reference"]) ** 2]))
+    (floor,) = found.floors
+    assert floor.compute_dtype == "float32"
+    assert len(floor.floor_rms) == ROWS
+    difference = pair["variant"].astype(np.float64) - pair["reference"]
+    expected = np.sqrt(np.mean(difference**2))
     assert row.figures.pair_rms_logits == pytest.approx(expected, rel=1e-12)
 
 
@@ -145,6 +153,7 @@ def test_a_rerun_that_moves_is_nondeterministic_and_one_that_does_not_passes(
     assert row_of(found, RERUN).outcome == FAILED
     assert row_of(found, RERUN).figures.not_repeatable == (side,)
     one_bit = again[side].copy()
+    # bit 16 is the last one of a bfloat16 value in float32
     one_bit.view(np.uint32)[ROWS - 1, 0] ^= 1 << 16
     assert row_of(judged(VARIANT, rerun={**again, side: one_bit}), RERUN).outcome == FAILED
 
@@ -203,7 +212,9 @@ def test_the_judged_run_has_the_same_bits_and_the_old_one_stays_as_it_is(tmp_pat
         assert [row.outcome for row in rows_of(run.evidence(0), RERUN)] == [PASSED]
         assert f"Judged from run {before.run_id}." in run.header.provenance.note
     assert run.header.name == "with a rerun"
-    assert [path.name for path in (tmp_path / "store").iterdir() if path.name.startswith(".")] == []
+    # temporary files of a store have names that begin with a dot
+    names = [path.name for path in (tmp_path / "store").iterdir()]
+    assert not any(name.startswith(".") for name in names)
 
 
 REFUSED = {
@@ -228,7 +239,11 @@ REFUSED = {
     "two paths": ("floor", {"a": in_float32(X, HEAD, 2), "b": in_float32(X, HEAD, 3)}, "2 sides"),
     "equal but for a zero's sign": (
         "floor",
-        {"a": FLOOR["way_11"] * 0.0, "b": -0.0 * FLOOR["way_11"], "c": FLOOR["way_12"]},
+        {
+            "a": FLOOR["way_11"] * 0.0,
+            "b": -0.0 * FLOOR["way_11"],
+            "c": FLOOR["way_12"],
+        },
         "has 2 distinct of 3 paths",
     ),
     "the variant as a path": (
@@ -268,9 +283,8 @@ def test_a_fault_of_the_16_bit_kernels_alone_is_seen_beside_a_sound_float32_pair
     assert [row.outcome for row in rows_of(found.evidence, NARROWING)] == [FAILED]
 
 
-WRONG = {
-    order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22)
-}  # the fault on trial, 2,000 floors and more
+# the fault on trial, 2,000 floors and more
+WRONG = {order: in_float32(with_fault(X, factor=1.5), HEAD, order) for order in (21, 22)}
 SPLIT = "two kinds"
 
 
@@ -293,7 +307,8 @@ EACH_WITH_A_FAULT = {
     for part in (-10, -5, 5, 10)
 }
 # Five spacings at position 29, about as much again as rounding does at all others together.
-UP = np.where(np.arange(ROWS) == 29, np.float32(1 + 5 * 2**-23), np.float32(1))[:, None]
+UP = np.ones((ROWS, 1), np.float32)
+UP[29] = 1 + 5 * 2**-23
 
 
 @pytest.mark.parametrize(

@@ -32,7 +32,15 @@ from core.runs.queries.flips import telling_place
 from core.runs.queries.verdicts import next_command
 from core.runs.store.store import Store
 from tests.core.evidence import rows_of
-from tests.core.judging.engine_dumps import ROWS, VOCAB, in_bfloat16, in_float32, saved, states
+from tests.core.judging.engine_dumps import (
+    ROWS,
+    VOCAB,
+    changed,
+    in_bfloat16,
+    in_float32,
+    saved,
+    states,
+)
 from tests.core.runs.made_runs import ingested, verdict_of
 
 X, HEAD = states()
@@ -41,7 +49,8 @@ OTHER = in_bfloat16(X, HEAD, 2)
 
 
 FLOAT32_NAMED = {"compute_dtype": np.array("float32")}
-WIDE, WIDE_OTHER = in_float32(X, HEAD, 1), in_float32(X, HEAD, 2)
+WIDE = in_float32(X, HEAD, 1)
+WIDE_OTHER = in_float32(X, HEAD, 2)
 
 
 def stored(folder, reference=PLAIN, variant=OTHER, **more):
@@ -93,7 +102,11 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         PLAIN,
         np.where(np.arange(VOCAB) < 99, -np.inf, OTHER),
         NUMBERS,
-        {"nonfinite_mismatch": 99 * ROWS, "first": (0, 0), "token": None},
+        {
+            "nonfinite_mismatch": 99 * ROWS,
+            "first": (0, 0),
+            "token": None,
+        },
     ),
     "top 20 on both sides": (
         _top(PLAIN, 20, -1e4),
@@ -107,16 +120,46 @@ INVALID = {  # the sides, the check that fails, and some of its figures
         TRUNCATION,
         {"reference_filled_rows": 0, "variant_filled_rows": 1, "least_other_logits": 0},
     ),
-    "rows one late": (PLAIN, np.concatenate([OTHER[:1], OTHER[:-1]]), SHIFT, {}),
-    "rows one early": (PLAIN, np.concatenate([OTHER[1:], OTHER[-1:]]), SHIFT, {}),
-    "rows two late": (PLAIN, np.concatenate([OTHER[:2], OTHER[:-2]]), SHIFT, {}),
-    "log-probabilities on one side": (PLAIN, _log_softmax(OTHER), LOGSUMEXP, {}),
-    "probabilities on one side": (PLAIN, np.exp(_log_softmax(OTHER)), LOGSUMEXP, {}),
+    "rows one late": (
+        PLAIN,
+        np.concatenate([OTHER[:1], OTHER[:-1]]),
+        SHIFT,
+        {},
+    ),
+    "rows one early": (
+        PLAIN,
+        np.concatenate([OTHER[1:], OTHER[-1:]]),
+        SHIFT,
+        {},
+    ),
+    "rows two late": (
+        PLAIN,
+        np.concatenate([OTHER[:2], OTHER[:-2]]),
+        SHIFT,
+        {},
+    ),
+    "log-probabilities on one side": (
+        PLAIN,
+        _log_softmax(OTHER),
+        LOGSUMEXP,
+        {},
+    ),
+    "probabilities on one side": (
+        PLAIN,
+        np.exp(_log_softmax(OTHER)),
+        LOGSUMEXP,
+        {},
+    ),
     "a NaN on one side": (
         PLAIN,
-        np.where((np.arange(ROWS)[:, None] == 7) & (np.arange(VOCAB) == 3), np.nan, OTHER),
+        changed(OTHER, ((7, 3), np.nan)),
         NUMBERS,
-        {"nonfinite_mismatch": 1, "positions": 1, "first": (0, 7), "token": 3},
+        {
+            "nonfinite_mismatch": 1,
+            "positions": 1,
+            "first": (0, 7),
+            "token": 3,
+        },
     ),
     "tokens beyond the vocabulary": (
         PLAIN,
@@ -138,6 +181,7 @@ SHIFTED = {
 }
 
 
+# 65,504 is float16's largest: near it a logit becomes infinite, and infinity less infinity is NaN
 @pytest.mark.parametrize(
     ("wrong", "top", "is_named"),
     [
@@ -153,8 +197,10 @@ def test_an_overflow_of_float16_is_named_if_the_other_side_is_as_large(
     is_named,
     tmp_path,
 ):
-    reference, variant = PLAIN.astype(np.float32), OTHER.astype(np.float32)
-    reference[7, 3], variant[7, 3] = top, wrong
+    reference = PLAIN.astype(np.float32)
+    variant = OTHER.astype(np.float32)
+    reference[7, 3] = top
+    variant[7, 3] = wrong
     (pair,) = stored(tmp_path, reference, variant).pairs
     assert pair.verdict == "invalid dump"
     assert ("overflow of float16" in pair.because) is is_named
@@ -177,8 +223,9 @@ def test_a_dump_that_cannot_be_compared_is_called_invalid_with_the_reason(case, 
 
 
 def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blamed(tmp_path):
-    sides = PLAIN, OTHER + np.random.default_rng(3).standard_normal(OTHER.shape)
-    run = stored(tmp_path, *(_top(_log_softmax(side / 2), 20, -np.inf) for side in sides))
+    noise = np.random.default_rng(3).standard_normal(OTHER.shape)
+    sides = [_log_softmax(side / 2) for side in (PLAIN, OTHER + noise)]
+    run = stored(tmp_path, *(_top(side, 20, -np.inf) for side in sides))
     assert verdict_of(run) == "invalid dump"
     rows = {row.check: row for row in run.evidence(0)}
     assert rows[TRUNCATION].outcome == FAILED
@@ -186,7 +233,8 @@ def test_log_probabilities_cut_to_the_top_20_are_called_that_and_no_nan_is_blame
     assert NUMBERS not in rows
     # Negative logits are none: the 20 best of GPT-2 add up to 1e-16, 20 of 600 probabilities to a
     # thirtieth at least.
-    run = stored(tmp_path / "negative", *(_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)))
+    negative = [_top(side - 60, 20, -np.inf) for side in (PLAIN, OTHER)]
+    run = stored(tmp_path / "negative", *negative)
     assert not rows_of(run.evidence(0), LOGSUMEXP)
 
 
@@ -215,16 +263,21 @@ def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
         where = random.choice(5000, 5000 - kept, replace=False)
         values[row, where] = -3.0
     watch = Filling(fmt)
+    # chunks of 7 do not divide the 40 rows
     for start in range(0, 40, 7):
         watch.see(values[start : start + 7].view(fmt.carrier))
     assert watch.rows == 11
     assert watch.value == -3.0
-    assert kept - 30 <= watch.others <= kept  # a drawn logit may be -3.0 too
+    # a drawn logit may be -3.0 too
+    assert kept - 30 <= watch.others <= kept
 
 
 @pytest.mark.parametrize(
     ("places", "is_tail", "block"),
-    [(range(32, ROWS), True, None), (range(8, 41, 8), False, 8)],
+    [
+        (range(32, ROWS), True, None),
+        (range(8, 41, 8), False, 8),
+    ],
 )
 def test_the_first_difference_and_its_blocks_are_found_without_a_control(
     places,
@@ -253,27 +306,36 @@ def test_emitted_tokens_that_are_the_argmax_pass_and_another_is_the_samplers_fau
     assert verdict_of(run) == "likely rounding"
     assert run.generations[0].given_positions == 5
     assert run.generations[0].tokens[1] == tuple(OTHER.argmax(1)[4:])
-    wrong = {
-        **right,
-        "emitted:variant": np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"]),
-    }
+    another = np.where(np.arange(ROWS) == 20, 3, right["emitted:variant"])
+    wrong = {**right, "emitted:variant": another}
     run = stored(tmp_path / "b", **wrong)
     assert outcomes(run)[SAMPLER] == [PASSED, FAILED]
     assert verdict_of(run) == "bug suspected"
 
 
-@pytest.mark.parametrize(("token", "first"), [(55, None), (70, 9)])
+@pytest.mark.parametrize(
+    ("token", "first"),
+    [
+        (55, None),
+        (70, 9),
+    ],
+)
 def test_of_tokens_that_tie_any_may_be_emitted(token, first, tmp_path):
     """Of more than are kept, too."""
-    flat, tokens = np.round(PLAIN), np.full(ROWS, 55)
-    flat[:, :60], tokens[9] = flat.max() + 8, token
+    flat = np.round(PLAIN)
+    tokens = np.full(ROWS, 55)
+    # sixty tokens tie at the top, three times as many as are stored
+    flat[:, :60] = flat.max() + 8
+    tokens[9] = token
     run = stored(
         tmp_path,
         flat,
         **{"emitted:reference": tokens, "emitted:variant": OTHER.argmax(1)},
     )
-    assert outcomes(run)[SAMPLER] == [PASSED if first is None else FAILED, PASSED]
-    assert [row.figures.first for row in rows_of(run.evidence(0), SAMPLER)] == [first, None]
+    expected = PASSED if first is None else FAILED
+    assert outcomes(run)[SAMPLER] == [expected, PASSED]
+    rows = rows_of(run.evidence(0), SAMPLER)
+    assert [row.figures.first for row in rows] == [first, None]
 
 
 VARIANT_EMITTED = {"emitted:variant": _emitted(PLAIN)}
@@ -331,9 +393,8 @@ def test_a_difference_is_compared_with_what_its_dtype_rounds(
     ids=["bfloat16", "float32"],
 )
 def test_unrelated_arrays_and_one_swapped_row_are_a_suspected_bug(tmp_path, reference, variant):
-    unrelated = (
-        np.random.default_rng(0).standard_normal(reference.shape) * reference.std()
-    ).astype(np.float32)
+    noise = np.random.default_rng(0).standard_normal(reference.shape)
+    unrelated = (noise * reference.std()).astype(np.float32)
     assert verdict_of(stored(tmp_path, reference, unrelated)) == "bug suspected"
     swapped = variant.copy()
     swapped[11] = variant[29]
@@ -344,7 +405,9 @@ def test_unrelated_arrays_and_one_swapped_row_are_a_suspected_bug(tmp_path, refe
 
 def test_a_difference_of_medium_size_stays_undecided(tmp_path):
     signs = np.random.default_rng(1).choice([-1, 1], PLAIN.shape)
-    step = 2.0 ** (np.floor(np.log2(np.abs(PLAIN).max())) - 7)  # of bfloat16 at the largest logit
+    # of bfloat16 at the largest logit
+    exponent = np.floor(np.log2(np.abs(PLAIN).max()))
+    step = 2.0 ** (exponent - 7)
     moved = np.round(PLAIN / step + 6 * signs).astype(np.float32) * np.float32(step)
     run = stored(tmp_path, PLAIN, moved, compute_dtype=np.array("bfloat16"))
     assert verdict_of(run) == "undecided"
@@ -370,7 +433,8 @@ STEADY = {
 
 @pytest.mark.parametrize("fault", STEADY)
 def test_a_difference_that_is_alike_in_all_rows_is_no_rounding(fault, tmp_path):
-    reference, sound = (_rounded(each + COMMON, "bfloat16") for each in (PLAIN, OTHER))
+    reference = _rounded(PLAIN + COMMON, "bfloat16")
+    sound = _rounded(OTHER + COMMON, "bfloat16")
     add, verdict = STEADY[fault]
     variant = _rounded(add(OTHER + COMMON), "bfloat16")
     assert verdict_of(stored(tmp_path / "sound", reference, sound)) == "likely rounding"
@@ -379,8 +443,22 @@ def test_a_difference_that_is_alike_in_all_rows_is_no_rounding(fault, tmp_path):
         assert verdict_of(run) == verdict
 
 
-@pytest.mark.parametrize("mask", [-1e4, -65504.0, -1e30, float(np.finfo(np.float32).min)])
-@pytest.mark.parametrize(("reference", "variant"), [(PLAIN, OTHER), (WIDE, WIDE_OTHER)])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        -1e4,
+        -65504.0,
+        -1e30,
+        float(np.finfo(np.float32).min),
+    ],
+)
+@pytest.mark.parametrize(
+    ("reference", "variant"),
+    [
+        (PLAIN, OTHER),
+        (WIDE, WIDE_OTHER),
+    ],
+)
 def test_a_mask_by_a_number_on_both_sides_hides_no_fault(reference, variant, mask, tmp_path):
     noise = 0.3 * np.random.default_rng(2).standard_normal(reference.shape)
     sides = [reference.copy(), (variant + noise).astype(np.float32)]
@@ -426,11 +504,14 @@ def test_a_logit_that_moves_alone_is_a_suspected_bug_in_every_dtype(case, rest, 
     size to show it.
     """
     random = np.random.default_rng(4)
-    x, head = random.standard_normal((ROWS, 64)), random.standard_normal((64, 4096)) / 2
-    eps = 2.0 ** -{"bfloat16": 9, "float16": 12, "float32": 23}[dtype]
+    x = random.standard_normal((ROWS, 64))
+    head = random.standard_normal((64, 4096)) / 2
+    bits = {"bfloat16": 9, "float16": 12, "float32": 23}
+    eps = 2.0 ** -bits[dtype]
     moved = x * (1 + eps * random.standard_normal(x.shape)) if rest == "rounded" else x
     reference, variant = (_rounded(states @ head, dtype) for states in (x, moved))
-    variant[7, 9] = reference[7, 9] * (1 + 2 * eps)  # the one difference of a sound pair
+    # the one difference of a sound pair whose rest is equal
+    variant[7, 9] = reference[7, 9] * (1 + 2 * eps)
     variant = _rounded(variant, dtype)
     if case != "sound":
         rows, tokens = SINGLES[case]
@@ -472,11 +553,8 @@ SWAPPED[[9, 171]] = 171, 9
     ],
 )
 def test_rows_of_other_places_are_counted_over_the_whole_dump(tmp_path, noise, rows, count, words):
-    moved = LOGITS.reshape(200, -1)[rows].reshape(LOGITS.shape) + BATCH.normal(
-        0,
-        noise,
-        LOGITS.shape,
-    )
+    noise_of_all = BATCH.normal(0, noise, LOGITS.shape)
+    moved = LOGITS.reshape(200, -1)[rows].reshape(LOGITS.shape) + noise_of_all
     with stored(tmp_path, LOGITS.astype(np.float32), moved.astype(np.float32)) as run:
         (cause,) = explain_pair(run, 0).causes
     assert cause.parameters["positions"] == count
@@ -486,10 +564,8 @@ def test_rows_of_other_places_are_counted_over_the_whole_dump(tmp_path, noise, r
 def test_equal_prompts_are_no_rows_of_other_places(tmp_path):
     """The variant's rounding of one prompt may be that of the reference's other one."""
     x, y = (LOGITS[0] + BATCH.normal(0, 1e-6, LOGITS[0].shape) for _ in range(2))
-    with stored(
-        tmp_path,
-        np.stack([x, y]).astype(np.float32),
-        np.stack([y, x]).astype(np.float32),
-    ) as run:
+    reference = np.stack([x, y]).astype(np.float32)
+    variant = np.stack([y, x]).astype(np.float32)
+    with stored(tmp_path, reference, variant) as run:
         assert verdict_of(run) == "likely rounding"
         assert explain_pair(run, 0).causes == []

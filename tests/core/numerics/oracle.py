@@ -30,12 +30,8 @@ TORCH = {
 def values(bits, fmt):
     """What the bits mean, by torch. Same shape."""
     dtype, carrier = TORCH[fmt.name]
-    return (
-        torch.from_numpy(np.ascontiguousarray(bits).view(carrier))
-        .view(dtype)
-        .to(torch.float64)
-        .numpy()
-    )
+    tensor = torch.from_numpy(np.ascontiguousarray(bits).view(carrier))
+    return tensor.view(dtype).to(torch.float64).numpy()
 
 
 @cache
@@ -54,6 +50,8 @@ def ordinal(finite, fmt):
     if fmt.bits <= 16:
         distinct = _distinct(fmt)
         return np.searchsorted(distinct, finite) - int(np.searchsorted(distinct, 0.0))
+    # frexp's mantissa is in [0.5, 1): its exponent is one more than IEEE's, and 2**24 times it
+    # holds the hidden bit, which adds a binade
     mantissa, exponent = np.frexp(np.abs(finite))
     normal = (exponent + 125) * 2.0**23 + mantissa * 2.0**24
     subnormal = np.abs(finite) * 2.0**149
@@ -67,8 +65,10 @@ def spacing(magnitude, fmt):
     """
     if fmt.bits <= 16:
         distinct = _distinct(fmt)
+        # the largest value has no next one
         place = min(int(np.searchsorted(distinct, magnitude)), len(distinct) - 2)
         return float(distinct[place + 1] - distinct[place])
+    # numpy's spacing of the largest value is infinite; 2**127 begins the same binade
     return float(np.spacing(np.float32(min(magnitude, 2.0**127))))
 
 
@@ -87,25 +87,30 @@ class Expected:
 
 
 def _top(x):
-    order = [
-        i
-        for i in sorted(range(len(x)), key=lambda i: (-x[i] if x[i] == x[i] else math.inf, i))
-        if x[i] == x[i]
-    ]
-    best = order[: min(TOP_K, len(x))]
-    missing = min(TOP_K, len(x)) - len(best)
-    return best + [-1] * missing, [x[i] for i in best] + [math.nan] * missing
+    # a stable order: NaNs last, equal values by id
+    is_number = [value == value for value in x]
+    keys = [(-value if value == value else math.inf, i) for i, value in enumerate(x)]
+    order = [i for i in sorted(range(len(x)), key=keys.__getitem__) if is_number[i]]
+    k = min(TOP_K, len(x))
+    best = order[:k]
+    missing = k - len(best)
+    ids = best + [-1] * missing
+    values_of_ids = [x[i] for i in best] + [math.nan] * missing
+    return ids, values_of_ids
 
 
 def kl_of(x, y):
     """KL(x || y) in nats of two rows of logits, NaN if undefined."""
-    if np.isnan(x).any() or np.isnan(y).any() or np.isposinf(x).any() or np.isposinf(y).any():
+    has_nan = np.isnan(x).any() or np.isnan(y).any()
+    if has_nan or np.isposinf(x).any() or np.isposinf(y).any():
         return math.nan
     has_mass = x > -np.inf
     if not has_mass.any() or np.isneginf(y[has_mass]).any():
         return math.nan
+    # a token without mass adds 0, not 0 times infinity
     p = scipy.special.softmax(x)[has_mass]
     ratio = scipy.special.log_softmax(x)[has_mass] - scipy.special.log_softmax(y)[has_mass]
+    # equal rows may round to just below 0
     return max(0.0, math.fsum(p * ratio))
 
 
@@ -131,27 +136,28 @@ def expected_figures(a, b, fmt):
         finite = np.isfinite(x) & np.isfinite(y)
         mismatch = ~finite & ~is_same
         distance = np.zeros(len(x), np.int64)
-        distance[finite] = np.abs(ordinal(x[finite], fmt) - ordinal(y[finite], fmt))
+        steps = ordinal(x[finite], fmt) - ordinal(y[finite], fmt)
+        distance[finite] = np.abs(steps)
         gaps = np.abs(x[finite] - y[finite])
         cells = np.where(mismatch, (1 << fmt.bits) - 1, distance)
-        step = (
-            spacing(
-                np.abs(x[np.isfinite(x)]).max(),
-                fmt,
-            )
-            if np.isfinite(x).any()
-            else math.nan
-        )
+        step = math.nan
+        if np.isfinite(x).any():
+            largest = np.abs(x[np.isfinite(x)]).max()
+            step = spacing(largest, fmt)
         in_steps = np.where(mismatch, np.inf, 0.0)
         in_steps[finite] = np.where(gaps > 0, np.clip(gaps / step, *_CELLS), 0.0)
-        of_groups = np.array([in_steps[i : i + 32].max() for i in range(0, len(cells), 32)])
+        starts = range(0, len(cells), 32)
+        of_groups = np.array([in_steps[i : i + 32].max() for i in starts])
         row_cells.append(np.where(np.isinf(of_groups), np.nan, of_groups))
         x_ids, x_top = _top(x)
         y_ids, y_top = _top(y)
         x_margin = _margin(x_top, x_ids, fmt)
         y_margin = _margin(y_top, y_ids, fmt)
-        smaller = min((m for m in (x_margin[0], y_margin[0]) if m == m), default=math.nan)
+        margins = [margin for margin in (x_margin[0], y_margin[0]) if margin == margin]
+        smaller = min(margins, default=math.nan)
         max_abs = gaps.max(initial=0.0)
+        # no gap and no spacing: the sum is 0, and the figure undefined
+        row_squares = math.fsum((gaps / step) ** 2) + step * 0
         rows.append(
             {
                 "neq": np.count_nonzero(~is_same),
@@ -162,9 +168,9 @@ def expected_figures(a, b, fmt):
                 "sum_ulps": distance.sum(),
                 "finite": np.count_nonzero(finite),
                 "spacing": step,
-                "max_row_ulps": gaps.max(initial=0.0) / step,
+                "max_row_ulps": max_abs / step,
                 "nonfinite_mismatch": np.count_nonzero(mismatch),
-                "group_ulps": [cells[i : i + 32].max() for i in range(0, len(cells), 32)],
+                "group_ulps": [cells[i : i + 32].max() for i in starts],
                 "reference.top_ids": x_ids,
                 "variant.top_ids": y_ids,
                 "reference.top_logits": x_top,
@@ -180,9 +186,8 @@ def expected_figures(a, b, fmt):
                 "near_tie": smaller <= 2 * step,
                 "could_flip": smaller <= 2 * max_abs,
                 "sum_squares": math.fsum(gaps * gaps),
-                "rms_row_ulps": math.sqrt(math.fsum((gaps / step) ** 2) / max(1, len(gaps)))
-                + step * 0,
-                "row_squares": math.fsum((gaps / step) ** 2) + step * 0,
+                "rms_row_ulps": math.sqrt(row_squares / max(1, len(gaps))),
+                "row_squares": row_squares,
                 "reference.logsumexp": torch.logsumexp(torch.from_numpy(x), 0).item(),
                 "variant.logsumexp": torch.logsumexp(torch.from_numpy(y), 0).item(),
             },
@@ -212,9 +217,11 @@ def expected_figures(a, b, fmt):
 
 
 def _is_close(got, want, relative, absolute):
+    # infinity less infinity, which equal values below make up for
     with np.errstate(invalid="ignore"):
         near = np.abs(got - want) <= np.maximum(absolute, relative * np.abs(want))
-    return bool((near | (got == want) | (np.isnan(got) & np.isnan(want))).all())
+    is_same = (got == want) | (np.isnan(got) & np.isnan(want))
+    return bool((near | is_same).all())
 
 
 def differences(got, want):
@@ -227,12 +234,10 @@ def differences(got, want):
     wrong = []
     for name, column in want.exact.items():
         found = figure(name)
-        is_integer = found.dtype.kind in "iu"
-        same = (
-            np.array_equal(found.astype(np.int64), column)
-            if is_integer
-            else np.array_equal(found, column, equal_nan=found.dtype.kind == "f")
-        )
+        if found.dtype.kind in "iu":
+            same = np.array_equal(found.astype(np.int64), column)
+        else:
+            same = np.array_equal(found, column, equal_nan=found.dtype.kind == "f")
         if not same:
             wrong.append(name)
     for name, column in want.close.items():
@@ -241,12 +246,9 @@ def differences(got, want):
         smallest = 2.0**-50 if name.endswith("logsumexp") else 1e-300
         if not _is_close(figure(name), column, 1e-9, smallest):
             wrong.append(name)
-    if not _is_close(
-        got.group_row_ulps.view(np.float32).astype(np.float64),
-        want.row_cells,
-        2.0**-23,
-        2.0**-149,
-    ):
+    cells = got.group_row_ulps.view(np.float32).astype(np.float64)
+    # a step of float32: the kernel subtracts in float32, and so rounds once more
+    if not _is_close(cells, want.row_cells, 2.0**-23, 2.0**-149):
         wrong.append("group_row_ulps")
     if not _is_close(got.kl, want.kl, 1e-6, 1e-12):
         wrong.append("kl")

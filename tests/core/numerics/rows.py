@@ -8,8 +8,10 @@ from core.numerics.formats import LOGIT_FORMATS
 
 
 def _finite(rng, vocab, fmt):
-    sign = rng.integers(0, 2, vocab).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
-    return rng.integers(0, fmt.first_nonfinite, vocab).astype(fmt.carrier) | sign
+    sign = rng.integers(0, 2, vocab).astype(fmt.carrier)
+    sign <<= fmt.carrier.type(fmt.bits - 1)
+    magnitude = rng.integers(0, fmt.first_nonfinite, vocab)
+    return magnitude.astype(fmt.carrier) | sign
 
 
 def _bits(values, fmt):
@@ -24,22 +26,14 @@ def _nudged(rng, bits, fmt, share=0.7):
     """Some values a few steps further from or nearer to zero, never beyond the finite ones."""
     sign = bits & fmt.carrier.type(1 << (fmt.bits - 1))
     magnitude = (bits ^ sign).astype(np.int64)
-    step = rng.integers(-3, 4, len(bits)) * (rng.random(len(bits)) < share)
+    step = rng.integers(-3, 4, len(bits))
+    step *= rng.random(len(bits)) < share
     return np.clip(magnitude + step, 0, fmt.first_nonfinite - 1).astype(fmt.carrier) | sign
 
 
-def _with(
-    bits,
-    rng,
-    what,
-    fmt,
-    share,
-):
-    return np.where(
-        rng.random(len(bits)) < share,
-        _bits(what, fmt),
-        bits,
-    )
+def _with(bits, rng, what, fmt, share):
+    is_replaced = rng.random(len(bits)) < share
+    return np.where(is_replaced, _bits(what, fmt), bits)
 
 
 def random_patterns(rng, vocab, fmt):
@@ -63,6 +57,7 @@ def apart_logits(rng, vocab, fmt):
 def one_ulp_somewhere(rng, vocab, fmt):
     a = _logits(rng, vocab, fmt)
     b = a.copy()
+    # the last bit's flip carries into no other: a neighbor, one ULP away
     b[rng.integers(vocab)] ^= fmt.carrier.type(1)
     return a, b
 
@@ -101,7 +96,8 @@ def blocks_far_apart(rng, vocab, fmt):
     agree.
     """
     base = rng.standard_normal(vocab)
-    lift = np.minimum(300.0, fmt.largest / 2) * (np.arange(vocab) // 700 % 2)
+    # 700 and 350 tokens divide no block of 2048: blocks begin inside a stretch
+    lift = 300.0 * (np.arange(vocab) // 700 % 2)
     a = _bits(base + lift, fmt)
     b = _bits(base + np.roll(lift, 350), fmt)
     return a, np.where(rng.random(vocab) < 0.5, a, b)
@@ -125,6 +121,7 @@ def masked_all(rng, vocab, fmt):
 
 
 def infinite_top(rng, vocab, fmt):
+    # two in a row on average: none, one, or a tie of infinities
     return tuple(_with(_logits(rng, vocab, fmt), rng, np.inf, fmt, 2 / vocab) for _ in range(2))
 
 
@@ -132,9 +129,10 @@ def some_nan(rng, vocab, fmt):
     """NaNs of different payload and sign on both sides; the same places half of the time."""
     top = (1 << (fmt.bits - 1)) - 1
     a = _logits(rng, vocab, fmt)
-    nans = rng.integers(fmt.first_nonfinite + 1, top + 1, (2, vocab)).astype(fmt.carrier) | (
-        rng.integers(0, 2, (2, vocab)).astype(fmt.carrier) << fmt.carrier.type(fmt.bits - 1)
-    )
+    signs = rng.integers(0, 2, (2, vocab)).astype(fmt.carrier)
+    signs <<= fmt.carrier.type(fmt.bits - 1)
+    nans = rng.integers(fmt.first_nonfinite + 1, top + 1, (2, vocab))
+    nans = nans.astype(fmt.carrier) | signs
     here = rng.random(vocab) < 0.1
     there = here if rng.random() < 0.5 else rng.random(vocab) < 0.1
     return np.where(here, nans[0], a), np.where(there, nans[1], a)
@@ -187,5 +185,9 @@ def rows_of_all_kinds(
     """[rows, vocab] twice, the kinds taking turns from a random first one."""
     rng = np.random.default_rng(seed)
     first = int(rng.integers(len(kinds)))
-    pairs = [kinds[(first + row) % len(kinds)](rng, vocab, fmt) for row in range(rows)]
-    return np.stack([a for a, _ in pairs]), np.stack([b for _, b in pairs])
+    pairs = []
+    for row in range(rows):
+        make = kinds[(first + row) % len(kinds)]
+        pairs.append(make(rng, vocab, fmt))
+    references, variants = zip(*pairs, strict=True)
+    return np.stack(references), np.stack(variants)

@@ -6,6 +6,7 @@ from tests.shell import python
 
 
 def test_an_empty_cache_is_told_from_a_filled_one(tmp_path):
+    # numba reads the variable when it is imported: only another process sees an empty cache
     code = (
         "from core.numerics import divergence, formats;"
         " print(divergence.is_compiled(formats.FLOAT32))"

@@ -34,6 +34,7 @@ def patterns(fmt):
     """
     if fmt.bits <= 16:
         return np.arange(1 << fmt.bits, dtype=fmt.carrier)
+    # the last value of a binade, the first of the next and the one after it
     powers = np.arange(256, dtype=np.uint32) << np.uint32(23)
     edges = np.concatenate([powers - np.uint32(1), powers, powers + np.uint32(1)])
     drawn = np.random.default_rng(1).integers(
@@ -66,36 +67,34 @@ def test_nans_lie_beyond_the_infinities(fmt):
 @FMT
 def test_values_are_those_of_torch(fmt):
     bits = patterns(fmt)
-    with np.errstate(invalid="ignore"):  # signalling NaNs
-        assert np.array_equal(
-            values_of(bits, fmt).astype(np.float64),
-            oracle.values(bits, fmt),
-            equal_nan=True,
-        )
+    # signalling NaNs
+    with np.errstate(invalid="ignore"):
+        found = values_of(bits, fmt).astype(np.float64)
+    assert np.array_equal(found, oracle.values(bits, fmt), equal_nan=True)
 
 
 @SMALL
 def test_spacing_is_the_gap_to_the_next_larger_magnitude(fmt):
-    magnitudes = oracle._distinct(fmt)
-    magnitudes = magnitudes[magnitudes >= 0]
-    gaps = np.diff(magnitudes, append=magnitudes[-1] + (magnitudes[-1] - magnitudes[-2]))
+    finite = oracle._distinct(fmt)
+    magnitudes = finite[finite >= 0]
+    # the largest has no next one: its gap is that below it
+    beyond = magnitudes[-1] + (magnitudes[-1] - magnitudes[-2])
+    gaps = np.diff(magnitudes, append=beyond)
     assert spacings(magnitudes, fmt).tolist() == gaps.tolist()
     assert spacings(-magnitudes, fmt).tolist() == gaps.tolist()
 
 
 def test_spacing_of_float32_is_that_of_numpy():
     # whose spacing of the largest is infinite
-    single = (
-        np.random.default_rng(2)
-        .integers(
-            0,
-            0x7F7FFFFF,
-            4000,
-            dtype=np.uint32,
-        )
-        .view(np.float32)
+    drawn = np.random.default_rng(2).integers(
+        0,
+        0x7F7FFFFF,
+        4000,
+        dtype=np.uint32,
     )
-    assert spacings(single, FLOAT32).tolist() == np.spacing(single).astype(np.float64).tolist()
+    single = drawn.view(np.float32)
+    expected = np.spacing(single).astype(np.float64)
+    assert spacings(single, FLOAT32).tolist() == expected.tolist()
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16, FLOAT32], ids=lambda f: f.name)
@@ -103,12 +102,22 @@ def test_what_is_widened_comes_back(fmt):
     bits = patterns(fmt)
     # hardware quiets a signalling NaN on the way up; the dump reader checks for that
     if fmt is FLOAT16:
-        bits = bits[~(np.isnan(oracle.values(bits, fmt)) & (bits & 0x0200 == 0))]
+        is_signalling = np.isnan(oracle.values(bits, fmt)) & (bits & 0x0200 == 0)
+        bits = bits[~is_signalling]
     assert np.array_equal(narrow(widen(bits, fmt), fmt), bits)
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT16], ids=lambda f: f.name)
-@pytest.mark.parametrize("value", [1 + 2**-20, 1e-45, np.nextafter(np.float32(3.4e38), 0), 0.1])
+# one bit too fine, below the least subnormal, all 24 bits set, and no dyadic fraction
+@pytest.mark.parametrize(
+    "value",
+    [
+        1 + 2**-20,
+        1e-45,
+        np.nextafter(np.float32(3.4e38), 0),
+        0.1,
+    ],
+)
 def test_one_value_that_would_be_rounded_is_enough_to_refuse(fmt, value):
     exact = np.ones(5000, np.float32)
     assert narrow(exact.view(np.uint32), fmt) is not None

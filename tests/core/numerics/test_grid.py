@@ -33,15 +33,23 @@ def ordinals(values):
     """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format,
     0 at the best.
     """
-    bits = values.view(torch.int32 if values.dtype == torch.float32 else torch.int16).long().numpy()
-    sign = 1 << 31 if values.dtype == torch.float32 else 1 << 15
+    width = 31 if values.dtype == torch.float32 else 15
+    carrier = torch.int32 if width == 31 else torch.int16
+    bits = values.view(carrier).long().numpy()
+    sign = 1 << width
     return -np.where(bits < 0, -(bits & (sign - 1)), bits)
 
 
 # (-30: logits that are all negative, as GPT-2's; 20: beyond 64.)
 @pytest.mark.parametrize(
     ("scale", "centre"),
-    [(3.0, 0.0), (5.0, 8.0), (1.0, 0.0), (3.0, -30.0), (20.0, 0.0)],
+    [
+        (3.0, 0.0),
+        (5.0, 8.0),
+        (1.0, 0.0),
+        (3.0, -30.0),
+        (20.0, 0.0),
+    ],
 )
 @pytest.mark.parametrize("k", [2, 5, 20])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
@@ -49,24 +57,31 @@ def test_a_grid_of_16_bits_is_seen_and_margins_counted_on_it(dtype, k, scale, ce
     rows, margins = sent(dtype, scale, centre, k)
     found = find_grid(rows)
     assert dtype in found.formats
+    # nearly every bfloat16 number is a float16 number: few rows leave the name open
     assert found.compute_dtype in (None, dtype)
     counted = [margin_ulps(row, found) for row in rows]
-    inside = [
-        ulps is not None and ulps[0] <= margin <= ulps[1]
-        for ulps, margin in zip(counted, margins, strict=True)
-    ]
-    assert np.mean(inside) >= 0.9  # the prior of magnitudes is from few rows
+    inside = []
+    for ulps, margin in zip(counted, margins, strict=True):
+        inside.append(ulps is not None and ulps[0] <= margin <= ulps[1])
+    # the prior of magnitudes is from few rows
+    assert np.mean(inside) >= 0.9
 
 
 @pytest.mark.parametrize("k", [2, 5, 20])
 def test_float32_is_no_grid(k):
-    for scale, centre in ((1.0, 0.0), (3.0, 0.0), (10.0, 0.0), (5.0, 8.0)):
+    for scale, centre in (
+        (1.0, 0.0),
+        (3.0, 0.0),
+        (10.0, 0.0),
+        (5.0, 8.0),
+    ):
         assert find_grid(sent("float32", scale, centre, k)[0]) is None
 
 
 def test_four_decimals_say_what_they_can():
     """A spacing of 0.125 is seen through two decimals, whose error is 0.005."""
     rows, _ = sent("bfloat16", 5.0, 8.0, 20)
+    # half a unit in the last place
     for places, error in ((4, 0.5e-4), (2, 0.5e-2)):
         rounded = [np.round(row, places) for row in rows]
         assert sent_error(np.concatenate(rounded)) == error
@@ -84,23 +99,11 @@ def test_a_posted_payload_has_gaps_on_the_grid_of_an_eighth():
     """Gaps of 0, 2, 7 and 8 steps of 0.125: bfloat16 between 16 and 32, as a public thread
     showed.
     """
-    rows = [
-        -0.8
-        - 0.125
-        * np.array(
-            [
-                0,
-                0,
-                2,
-                7,
-                8,
-                8 + n,
-                21 + 2 * n,
-                33 + 3 * n,
-            ]
-        )
-        for n in range(1, 8)
-    ]
+    rows = []
+    for n in range(1, 8):
+        # the first five are the thread's, the others fill up a list of 8
+        steps = np.array([0, 0, 2, 7, 8, 8 + n, 21 + 2 * n, 33 + 3 * n])
+        rows.append(-0.8 - 0.125 * steps)
     found = find_grid(rows)
     assert margin_ulps(rows[0], found) == (0, 0)
 

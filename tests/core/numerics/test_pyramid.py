@@ -20,9 +20,16 @@ def levels_of(cells, rows, vocab):
     return found
 
 
+# corners, the last row of a picture of 400, both sides of a group's end, and any other
 @pytest.mark.parametrize(
     ("row", "token"),
-    [(0, 0), (999, 128255), (399, 31), (500, 32), (17, 77777)],
+    [
+        (0, 0),
+        (999, 128255),
+        (399, 31),
+        (500, 32),
+        (17, 77777),
+    ],
 )
 @pytest.mark.parametrize("distance", [1, 3])
 def test_one_differing_element_is_visible_at_every_level(row, token, distance):
@@ -54,16 +61,20 @@ def test_the_maximum_of_a_cell_is_that_of_what_it_covers(seed, shape, tall):
         shape,
         dtype=np.uint32,
     )
+    # one cell, a level's step, and more than most shapes are wide
     for wide in (1, 4, 64):
         pooled = pyramid.maxima(cells, tall, wide)
         assert pooled.dtype == cells.dtype
         assert pooled.shape == (-(-shape[0] // tall), -(-shape[1] // wide))
         for i, j in np.ndindex(pooled.shape):
-            assert pooled[i, j] == cells[tall * i : tall * (i + 1), wide * j : wide * (j + 1)].max()
+            rows = slice(tall * i, tall * (i + 1))
+            columns = slice(wide * j, wide * (j + 1))
+            assert pooled[i, j] == cells[rows, columns].max()
 
 
 @pytest.mark.parametrize(
     ("rows", "vocab", "levels"),
+    # 400 rows and 1000 cells of 32 tokens fit, one more of either does not
     [
         (1, 2, 1),
         (400, 32000, 1),

@@ -37,14 +37,16 @@ def test_rounding_is_rarely_called_a_fault():
 def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
     drawn = rounding(1, 5)
     pair = drawn[0].copy()
-    row = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])  # a position of ordinary scale
+    # a position of ordinary scale
+    row = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])
     pair[row] *= factor**2
     test = floor_test(pair, drawn[1:], WIDE)
     assert not test.is_passed
     assert test.outliers.tolist() == [row]
     assert test.position.worst_place == row
+    # over all positions it is invisible
     if factor == 24:
-        assert test.ratio < 4  # over all positions it is invisible
+        assert test.ratio < WIDE.over_all
 
 
 def test_a_pair_larger_everywhere_fails_as_a_whole():
@@ -57,7 +59,12 @@ def test_a_pair_larger_everywhere_fails_as_a_whole():
 
 @pytest.mark.parametrize(
     ("limits", "factor", "is_passed"),
-    [(WIDE, 3.9, True), (WIDE, 4.1, False), (DRAWN_LIMITS, 1.9, True), (DRAWN_LIMITS, 2.1, False)],
+    [
+        (WIDE, 3.9, True),
+        (WIDE, 4.1, False),
+        (DRAWN_LIMITS, 1.9, True),
+        (DRAWN_LIMITS, 2.1, False),
+    ],
 )
 def test_a_pair_is_rounding_up_to_the_limit_that_the_calibration_states(limits, factor, is_passed):
     draws = rounding(2, 4)
@@ -71,7 +78,8 @@ def test_a_fault_at_most_positions_still_begins_where_it_begins(jump):
     other.
     """
     drawn = rounding(7, 5, 300)
-    pair = np.where(np.arange(300) < 100, drawn[0], drawn[0] * 1e6**2)
+    is_sound = np.arange(300) < 100
+    pair = np.where(is_sound, drawn[0], drawn[0] * 1e6**2)
     drawn[2, 10:40] *= jump**2
     test = floor_test(pair, drawn[1:], WIDE)
     assert test.outliers.tolist() == list(range(100, 300))
@@ -90,6 +98,7 @@ def test_a_pair_in_16_bits_is_compared_as_a_whole():
     rounding.
     """
     drawn = rounding(6, 5)
+    # in 16 bits a position may round alike in all draws, and has no scale then
     drawn[1:, 7] = 0
     assert floor_test(drawn[0], drawn[1:], OWN).is_passed
     assert not floor_test(drawn[0] * 20**2, drawn[1:], OWN).is_passed
@@ -123,6 +132,7 @@ def tried(seed, prompts, fault=lambda _: None):
     generator = np.random.default_rng(seed)
     mixing = generator.standard_normal((12, VOCAB)) / np.sqrt(12)
     engine, *draws = (errors_of_rounding(generator, prompts, mixing) for _ in range(DRAWS + 1))
+    # the draws are drawn before the fault, so that a seed has the same rounding with any fault
     fault(engine)
     return floor_test(
         errors(engine),
@@ -132,8 +142,16 @@ def tried(seed, prompts, fault=lambda _: None):
     )
 
 
+# 200 prompts in every case, and nothing but rounding in all of them
 @pytest.mark.spread(2)
-@pytest.mark.parametrize(("prompts", "engines"), [(1, 200), (5, 40), (20, 10)])
+@pytest.mark.parametrize(
+    ("prompts", "engines"),
+    [
+        (1, 200),
+        (5, 40),
+        (20, 10),
+    ],
+)
 def test_roundings_drawn_anew_are_not_accused(prompts, engines):
     assert [seed for seed in range(engines) if not tried(seed, prompts).is_passed] == []
 
@@ -153,7 +171,13 @@ def directed(rms):
 
 
 @pytest.mark.parametrize("prompts", [1, 10])
-@pytest.mark.parametrize(("times", "is_seen"), [(1.5, True), (0.3, False)])
+@pytest.mark.parametrize(
+    ("times", "is_seen"),
+    [
+        (1.5, True),
+        (0.3, False),
+    ],
+)
 def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(
     prompts,
     times,
@@ -172,7 +196,12 @@ def test_a_fault_at_one_position_is_seen_above_the_limit_and_placed(
 @pytest.mark.parametrize(
     ("rows", "kind", "place"),
     [
-        (np.arange(10 * LENGTH) % LENGTH % 16 == 0, "place in a block of 16", 0),
+        # a kernel of one block size that spoils the first row of each block
+        (
+            np.arange(10 * LENGTH) % LENGTH % 16 == 0,
+            "place in a block of 16",
+            0,
+        ),
         (slice(2 * LENGTH, 3 * LENGTH), "prompt", 2),
         (slice(23, None, LENGTH), "place in the prompt", 23),
     ],
@@ -187,7 +216,8 @@ def test_a_fault_that_no_single_position_shows_is_seen_where_it_gathers(
 
     test = tried(5, 10, fault)
     assert not test.is_passed
-    assert place in next(each.outliers for each in test.places if each.kind == kind)
+    (of_kind,) = (each for each in test.places if each.kind == kind)
+    assert place in of_kind.outliers
     assert test.ratio < 2.0
 
 
@@ -200,7 +230,14 @@ def test_a_fault_everywhere_is_placed_by_the_draws_not_by_its_own_median():
     assert test.outliers.tolist() == list(range(12, LENGTH))
 
 
-@pytest.mark.parametrize(("ratio", "fault"), [(1, 0), (2, 3**0.5), (5, 24**0.5)])
+@pytest.mark.parametrize(
+    ("ratio", "fault"),
+    [
+        (1, 0),
+        (2, 3**0.5),
+        (5, 24**0.5),
+    ],
+)
 def test_independent_rounding_and_fault_add_as_squares(ratio, fault):
     """A fault of the size f next to rounding of the size 1 makes sqrt(1 + f**2)."""
     assert smallest_fault(ratio) == pytest.approx(fault)
@@ -209,9 +246,11 @@ def test_independent_rounding_and_fault_add_as_squares(ratio, fault):
 def test_a_score_whose_draws_are_all_0_is_compared_with_those_of_the_others():
     drawn = np.square(np.random.default_rng(5).normal(size=(5, 40)))
     drawn[1:, 7] = 0.0
-    pair, draws = drawn[0], drawn[1:]
+    pair = drawn[0]
+    draws = drawn[1:]
     assert floor_test(pair, draws, WIDE).outliers.tolist() == [7]
     assert floor_test(pair, draws, WIDE, shares_scale=True).is_passed
     pair[3] = 200.0**2
-    assert floor_test(pair, draws, WIDE, shares_scale=True).worst > 100
-    assert not floor_test(pair, draws, WIDE, shares_scale=True).is_passed
+    test = floor_test(pair, draws, WIDE, shares_scale=True)
+    assert test.worst > 100
+    assert not test.is_passed

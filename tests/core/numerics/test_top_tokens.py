@@ -59,26 +59,33 @@ def cut(row, k, extra):
 @pytest.mark.parametrize("seed", range(24))
 def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed):
     whole = [log_softmax(row) for row in pair(seed)]
-    best = [int(np.argmax(row)) for row in whole]  # the first of equal ones, the lowest token
-    tops = [np.sort(row)[::-1][:2] for row in whole]
-    margins = [float(best - second) for best, second in tops]
+    # argmax returns the first of equal values, which is the lowest token
+    best = [int(np.argmax(row)) for row in whole]
+    margins = []
+    for row in whole:
+        first, second = np.sort(row)[::-1][:2]
+        margins.append(float(first - second))
     variant_ranks = np.argsort(-whole[1], kind="stable").tolist()
-    cases = [
-        (k, extra)
-        for k in range(1, VOCAB + 1)
-        for extra in (None, variant_ranks[min(k + 3, VOCAB - 1)])
-    ]
+    cases = []
+    for k in range(1, VOCAB + 1):
+        # servers append the sampled token to the top k, from whatever rank it has
+        below_the_cut = variant_ranks[min(k + 3, VOCAB - 1)]
+        cases += [(k, None), (k, below_the_cut)]
     rows = [concatenate([cut(side, *case) for case in cases]) for side in whole]
     figures = compare_rows(*rows)
     for at, (k, _) in enumerate(cases):
-        both = sorted(set(rows[0].row(at)[0].tolist()) & set(rows[1].row(at)[0].tolist()))
+        reference_ids, variant_ids = (set(side.row(at)[0].tolist()) for side in rows)
+        both = sorted(reference_ids & variant_ids)
         changes = whole[1][both] - whole[0][both]
+        largest_change = None
+        rms = None
+        if both:
+            largest_change = np.abs(changes).max()
+            rms = pytest.approx(np.sqrt(np.square(changes).mean()))
         assert figures.common[at] == len(both)
         assert figures.neq[at] == np.count_nonzero(changes)
-        assert figures.max_abs.tolist()[at] == (np.abs(changes).max() if both else None)
-        assert figures.rms.tolist()[at] == (
-            pytest.approx(np.sqrt(np.square(changes).mean())) if both else None
-        )
+        assert figures.max_abs.tolist()[at] == largest_change
+        assert figures.rms.tolist()[at] == rms
         assert figures.is_flip.tolist()[at] is (best[0] != best[1])
         assert [figures.reference_token[at], figures.variant_token[at]] == best
         both_margins = [
@@ -87,18 +94,17 @@ def test_figures_of_a_cut_row_are_those_of_the_whole_or_open(seed):
         ]
         assert both_margins == (margins if k > 1 else [None, None])
         assert figures.is_tie.tolist()[at] == (0.0 in margins if k > 1 else None)
+        # a shorter list may lack the largest change of the row
         if k == VOCAB:
-            assert figures.could_flip[at] == (min(margins) <= 2 * np.abs(changes).max())
+            assert figures.could_flip[at] == (min(margins) <= 2 * largest_change)
 
 
 def test_a_chosen_token_alone_says_its_change_and_nothing_of_the_top():
     figures = compare_rows(listed({7: -1.25}, 0), listed({7: -1.5}, 0))
-    assert (figures.max_abs[0], figures.rms[0], figures.neq[0], figures.bit_identical[0]) == (
-        0.25,
-        0.25,
-        1,
-        False,
-    )
+    assert figures.max_abs[0] == 0.25
+    assert figures.rms[0] == 0.25
+    assert figures.neq[0] == 1
+    assert figures.bit_identical.tolist() == [False]
     for name in ("is_flip", "could_flip", "is_tie", "reference_margin"):
         assert getattr(figures, name).tolist() == [None]
 
@@ -109,19 +115,11 @@ def test_a_pair_without_a_common_token_has_open_figures():
     assert figures.max_abs.tolist() == [None]
     assert figures.is_flip.tolist() == [True]
     summary = summary_of(figures)
-    assert (
-        summary.finite,
-        summary.neq,
-        summary.neq_share,
-        summary.flips,
-        summary.same_top1,
-    ) == (
-        0,
-        0,
-        None,
-        1,
-        0.0,
-    )
+    assert summary.finite == 0
+    assert summary.neq == 0
+    assert summary.neq_share is None
+    assert summary.flips == 1
+    assert summary.same_top1 == 0.0
 
 
 @pytest.mark.parametrize("count", [1, 3, 20, 47, 48, 60])
@@ -130,14 +128,15 @@ def test_equal_values_are_chosen_by_their_place_however_they_are_permuted(count)
     ones.
     """
     for seed in range(8):
-        values = np.random.default_rng(seed).permutation(
-            np.repeat([-np.inf, -1.5, 0.25, 3.0], VOCAB // 4),
-        )
+        # argpartition passes for some orders: among equals it picks by the processor's vectors
+        levels = np.repeat([-np.inf, -1.5, 0.25, 3.0], VOCAB // 4)
+        values = np.random.default_rng(seed).permutation(levels)
         expected = np.argsort(-values, kind="stable")[:count]
         assert largest(values, count).tolist() == expected.tolist()
 
 
 def test_a_token_without_an_id_repeats_no_other():
+    # -1 has all bits set: in the key of row and token it would reach into the row
     row = {7: 2.0, -1: 1.0, 3: 0.5}
     rows = concatenate([listed(row, 2), listed(row, 2)])
     assert not rows.has_repeats.any()

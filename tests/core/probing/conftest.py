@@ -19,25 +19,24 @@ from tests.serving import free_port
 
 def add_tokenizer(file, _):
     """Add the small model's own tokenizer, in place of none."""
-    config, tokenizer = (
-        json.loads((MODEL / name).read_text()) for name in ("config.json", "tokenizer.json")
-    )
+    config = json.loads((MODEL / "config.json").read_text())
+    tokenizer = json.loads((MODEL / "tokenizer.json").read_text())
     tokens = {number: text for text, number in tokenizer["model"]["vocab"].items()}
     extra = {one["id"]: one["content"] for one in tokenizer["added_tokens"]}
-    every = [
-        (tokens | extra).get(number, f"<unused {number}>") for number in range(config["vocab_size"])
-    ]
-    kinds = [
-        gguf.TokenType.CONTROL if number in extra else gguf.TokenType.NORMAL
-        for number in range(len(every))
-    ]
+    every = []
+    kinds = []
+    # llama.cpp wants a text for every row of the embedding
+    for number in range(config["vocab_size"]):
+        every.append((tokens | extra).get(number, f"<unused {number}>"))
+        is_control = number in extra
+        kinds.append(gguf.TokenType.CONTROL if is_control else gguf.TokenType.NORMAL)
     file.add_string("tokenizer.ggml.model", "gpt2")
     file.add_tokenizer_pre("gpt-2")
     file.add_token_list(every)
     file.add_token_types(kinds)
-    file.add_token_merges(
-        [one if isinstance(one, str) else " ".join(one) for one in tokenizer["model"]["merges"]],
-    )
+    # a merge is a text or a pair, by the version of the file
+    merges = tokenizer["model"]["merges"]
+    file.add_token_merges([one if isinstance(one, str) else " ".join(one) for one in merges])
     file.add_bos_token_id(config["bos_token_id"])
     file.add_eos_token_id(config["eos_token_id"])
     file.add_add_bos_token(False)

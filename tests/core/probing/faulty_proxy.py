@@ -68,11 +68,18 @@ class Proxy:
             with self._lock:
                 if not is_filler:
                     self.previous.append(body)
-        with suppress(BrokenPipeError, ConnectionResetError):  # a stream that is dropped
+        # a stream that is dropped
+        with suppress(BrokenPipeError, ConnectionResetError):
             reply(handler, {**answer, "tokens_evaluated": len(body["prompt"])})
 
     def with_prompt(self, body, prompt):
-        return self.answer({**body, "prompt": prompt, "cache_prompt": False})
+        return self.answer(
+            {
+                **body,
+                "prompt": prompt,
+                "cache_prompt": False,
+            }
+        )
 
     def with_wrong_block(self, body):
         """The answer if the first block has other tokens."""
@@ -83,7 +90,12 @@ class Proxy:
 
     def entry(self, prompt):
         """What the server's cache has of a prompt: its tokens, and its keys and values."""
-        body = {"prompt": prompt, "n_predict": 1, "cache_prompt": False, "id_slot": 0}
+        body = {
+            "prompt": prompt,
+            "n_predict": 1,
+            "cache_prompt": False,
+            "id_slot": 0,
+        }
         self.upstream.post("/completion", json=body).raise_for_status()
         self.upstream.post("/slots/0?action=save", json=ENTRY).raise_for_status()
         content = (self.entries / ENTRY["filename"]).read_bytes()
@@ -127,7 +139,9 @@ def page_edges(proxy, body):
 
 def own_entry(proxy, body):
     """No fault: the entry is restored as it was saved."""
-    return proxy.read_entry(body, *proxy.entry(body["prompt"])) if is_hit(proxy, body) else None
+    if not is_hit(proxy, body):
+        return None
+    return proxy.read_entry(body, *proxy.entry(body["prompt"]))
 
 
 def another_entry(proxy, body):
@@ -154,7 +168,7 @@ def one_off(proxy, body):
 def stale(proxy, body):
     """A hit after another prompt has taken its place reads what that one wrote."""
     is_evicted = bool(proxy.previous) and proxy.previous[-1]["prompt"] != body["prompt"]
-    return proxy.with_wrong_block(body) if is_hit(proxy, body) and is_evicted else None
+    return another_block(proxy, body) if is_evicted else None
 
 
 def not_written(proxy, body):
@@ -170,13 +184,24 @@ def not_written(proxy, body):
     return {**rest, "completion_probabilities": rows, "tokens": tokens}
 
 
+def previous_of(proxy, body):
+    """The request before, if it is of the same prompt."""
+    last = proxy.previous[-1] if proxy.previous else body
+    return last if last["prompt"] == body["prompt"] else {}
+
+
 def sampler_stays(proxy, body):
     """The request after a sampled one is sampled too."""
-    last = proxy.previous[-1] if proxy.previous else body
-    is_same = last["prompt"] == body["prompt"]
-    if not (is_same and last["temperature"] and not body["temperature"]):
+    was_sampled = previous_of(proxy, body).get("temperature")
+    if not was_sampled or body["temperature"]:
         return None
-    return proxy.answer({**body, "temperature": 1, "seed": 3})
+    return proxy.answer(
+        {
+            **body,
+            "temperature": 1,
+            "seed": 3,
+        }
+    )
 
 
 def other_sampler(proxy, body):
@@ -195,6 +220,5 @@ def leak(proxy, body):
 
 def half_written(proxy, body):
     """A canceled request leaves a wrong block."""
-    last = proxy.previous[-1] if proxy.previous else body
-    is_same = last["prompt"] == body["prompt"]
-    return proxy.with_wrong_block(body) if is_same and last.get("stream") else None
+    was_stream = previous_of(proxy, body).get("stream")
+    return proxy.with_wrong_block(body) if was_stream else None

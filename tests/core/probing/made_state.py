@@ -15,8 +15,10 @@ def changed(size, share=1.0, seed=0):
     random = np.random.default_rng(seed)
     answers = []
     for number in range(20):
+        # the same plain values at any seed: only what moves them differs
         plain = np.random.default_rng(number).normal(size=8)
-        moves = size * random.normal(size=8) * (number < 20 * share)
+        is_moved = number < 20 * share
+        moves = size * random.normal(size=8) * is_moved
         row = dict(enumerate((plain + moves - 5).tolist()))
         answers.append(response([number] * 8 + [0], {7: row}, prompt=8, cached=8))
     return tuple(answers)
@@ -26,7 +28,10 @@ def made_state(noise, size, share=1.0):
     """A wrong block moves its rows by 1 nat, cold requests by `noise`, a share of the warm ones by
     `size`.
     """
-    sides = {"continuation": changed(noise, seed=2), "warm": changed(size, share, seed=3)}
+    sides = {
+        "continuation": changed(noise, seed=2),
+        "warm": changed(size, share, seed=3),
+    }
     return StateAnswers(
         ResponseSide("cold", changed(0.0)),
         ResponseSide("wrong block", changed(1.0, seed=1)),

@@ -8,21 +8,42 @@ import threading
 from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-MODELS = {"object": "list", "data": [{"id": "odd", "object": "model", "owned_by": "somebody"}]}
+MODELS = {
+    "object": "list",
+    "data": [
+        {
+            "id": "odd",
+            "object": "model",
+            "owned_by": "somebody",
+        }
+    ],
+}
 
 
 def completion(request, *, shift=0.0):
     """A completion of `max_tokens` tokens that depends on nothing but the prompt's length."""
     count = int(request.get("max_tokens", 1))
     tokens = [f" t{(len(request.get('prompt', '')) + step) % 7}" for step in range(count)]
-    tops = [{token: -0.25 + shift, f"{token}'": -1.75, " other": -4.5} for token in tokens]
+    tops = [
+        {
+            token: -0.25 + shift,
+            f"{token}'": -1.75,
+            " other": -4.5,
+        }
+        for token in tokens
+    ]
     logprobs = {
         "tokens": tokens,
         "token_logprobs": [-0.25 + shift] * count,
         "top_logprobs": tops,
         "text_offset": list(range(count)),
     }
-    choice = {"index": 0, "text": "".join(tokens), "logprobs": logprobs, "finish_reason": "length"}
+    choice = {
+        "index": 0,
+        "text": "".join(tokens),
+        "logprobs": logprobs,
+        "finish_reason": "length",
+    }
     return {
         "object": "text_completion",
         "model": "odd",
@@ -56,19 +77,21 @@ class Odd:
             is_models = handler.path == "/v1/models"
             reply(handler, MODELS if is_models else {}, 200 if is_models else 404)
             return
-        body = json.loads(
-            handler.rfile.read(int(handler.headers.get("Content-Length") or 0)) or b"{}",
-        )
+        length = int(handler.headers.get("Content-Length") or 0)
+        body = json.loads(handler.rfile.read(length) or b"{}")
         with self._lock:
             number = len(self.asked)
             self.asked.append(body)
             self.keys.append(handler.headers.get("Authorization"))
-        with suppress(BrokenPipeError, ConnectionResetError):  # the probe has gone
-            self.acts[min(number, len(self.acts) - 1)](handler, body)
+        act = self.acts[min(number, len(self.acts) - 1)]
+        # the probe may have gone
+        with suppress(BrokenPipeError, ConnectionResetError):
+            act(handler, body)
 
 
 class _Server(ThreadingHTTPServer):
-    request_queue_size = 64  # with 5, most of 46 requests at once are reset
+    # with 5, most of 46 requests at once are reset
+    request_queue_size = 64
 
 
 @contextmanager
@@ -123,7 +146,8 @@ def speculative(handler, request):
     answer = completion(request)
     logprobs = answer["choices"][0]["logprobs"]
     for step in range(1, len(logprobs["tokens"])):
-        logprobs["token_logprobs"][step], logprobs["top_logprobs"][step] = 0.0, {}
+        logprobs["token_logprobs"][step] = 0.0
+        logprobs["top_logprobs"][step] = {}
     reply(handler, answer)
 
 
@@ -162,7 +186,14 @@ def wrong(handler, request):
     """Ids that are none."""
     answer = completion(request)
     answer["choices"][0]["logprobs"] = {
-        "content": [{"id": -4, "token": "x", "logprob": -1.0, "top_logprobs": []}],
+        "content": [
+            {
+                "id": -4,
+                "token": "x",
+                "logprob": -1.0,
+                "top_logprobs": [],
+            }
+        ],
     }
     reply(handler, answer)
 
@@ -171,5 +202,6 @@ def endless(handler, _):
     handler.send_response(200)
     handler.send_header("Connection", "close")
     handler.end_headers()
-    for _ in range(10_000):  # until the probe has had enough
+    # until the probe has had enough
+    for _ in range(10_000):
         handler.wfile.write(b"data: " + b"x" * (1 << 16) + b"\n")

@@ -74,7 +74,8 @@ def test_cold_repeats_itself_cached_repeats_itself_and_they_differ(server):
     cold_against_warm = compare_sides(found["cold"], found["warm"])
     if not cold_against_warm.differing:
         pytest.skip("this processor's kernels do not depend on how many rows they are given")
-    assert cold_against_warm.figures.max_abs.max() < 0.1  # float32: no bug
+    # float32: no bug
+    assert cold_against_warm.figures.max_abs.max() < 0.1
     cached = [response.cached for response in found["warm"].responses]
     assert all(count is not None and count > 10 for count in cached)
 
@@ -90,14 +91,13 @@ def test_every_test_gives_its_sides_and_verdicts(server):
     by_name = {pair.variant: pair for pair in pairs}
     assert verdicts["warm"].name == ("undecided" if by_name["warm"].differing else "identical")
     if by_name["warm"].differing:
-        assert [row.outcome for row in verdicts["warm"].evidence if row.check is AGAIN] == [
-            "passed",
-        ]
+        reruns = [row for row in verdicts["warm"].evidence if row.check is AGAIN]
+        assert [row.outcome for row in reruns] == ["passed"]
     # the same tokens, slightly different values: no shape of a request changes what is computed
     for pair in pairs:
-        assert all(
-            meeting.is_prompt_checked and meeting.parting is None for meeting in pair.meetings
-        )
+        for meeting in pair.meetings:
+            assert meeting.is_prompt_checked
+            assert meeting.parting is None
 
 
 def test_a_walk_is_teacher_forced_rows_of_the_prompt(server):
@@ -108,8 +108,11 @@ def test_a_walk_is_teacher_forced_rows_of_the_prompt(server):
     assert cold.rows.positions.tolist() == list(range(12))
     assert cold.rows.targets[:-1].tolist() == list(ids[1:12])
     assert cold.rows.best.tolist() == [4096] * 12
-    once = server.ask(Ask(ids[:5], 1, 4096))  # the row after five tokens, by itself
-    assert (once.rows.row(0)[1] == cold.rows.row(4)[1]).all()
+    # the row after five tokens, by itself
+    once = server.ask(Ask(ids[:5], 1, 4096))
+    _, alone = once.rows.row(0)
+    _, walked = cold.rows.row(4)
+    assert (alone == walked).all()
     assert len(compare_sides(*found.walks).positions)
     assert len(warm.rows) == 12
 
@@ -121,13 +124,10 @@ def test_two_servers_get_the_same_prompts_and_are_told_apart(llama, server):
         server.version,
         server.model,
     )
-    found = Probe(Plan(PROMPTS, ("rerun",), tokens=3, is_against=True), [server, other]).run()
-    assert [side.name for side in found.sides] == [
-        "A cold",
-        "A cold again",
-        "B cold",
-        "B cold again",
-    ]
+    plan = Plan(PROMPTS, ("rerun",), tokens=3, is_against=True)
+    found = Probe(plan, [server, other]).run()
+    names = ["A cold", "A cold again", "B cold", "B cold again"]
+    assert [side.name for side in found.sides] == names
     pairs = pairs_of(found.sides)
     verdicts = judge_probe(found.sides, pairs)
     assert {one.name for one in verdicts} == {"identical"}

@@ -33,7 +33,8 @@ from tests.places import ROOT
 from tests.serving import free_port
 
 pytestmark = pytest.mark.model
-PROMPTS = WATCH_PROMPTS[1:3]  # of 9 and 12 tokens
+# of 9 and 12 tokens
+PROMPTS = WATCH_PROMPTS[1:3]
 LENGTHS = (3, 5, 15, 16, 17, 31, 32, 33, 63, 64, 65, 127, 128, 129)
 
 
@@ -67,7 +68,8 @@ def accuse_nothing(address, model="", *, rounds, is_busy):
     """
     server = find_server(Client(address), model)
     text = (ROOT / "sample_runs" / "prompts" / "scheduler.txt").read_text(encoding="utf-8")
-    results, ratios = [], []
+    results = []
+    ratios = []
     for number in range(rounds):
         with ThreadPoolExecutor(3) as others:
             for each in range(150 * is_busy):
@@ -101,12 +103,14 @@ def test_a_sound_server_is_accused_of_nothing(llama, monkeypatch):
     assert others <= {BITWISE, WITHIN}
     warm = found["warm"]
     assert warm.requests == 6
-    assert 0 < warm.noise_nats < 0.01  # its cache has 16 bits
+    # its cache has 16 bits
+    assert 0 < warm.noise_nats < 0.01
     assert warm.wrong_block_nats > 10 * warm.noise_nats
 
 
 NEIGHBORS = "only if at least 4 other requests are in flight"
-FAULTS = {  # axes that are beyond, and what the requests have in common
+# axes that are beyond, and what the requests have in common
+FAULTS = {
     "another_block": (("warm", "other prompt"), ""),
     "long_hits": (("warm",), "only if at least 32 tokens come from the cache"),
     "page_edges": (("warm",), "only if the prompt's length is 1 modulo 16"),
@@ -132,7 +136,11 @@ def test_a_planted_fault_is_found_on_its_axis(fault, llama, answers, monkeypatch
 
 @pytest.mark.parametrize(
     ("fault", "result"),
-    [("own_entry", WITHIN), ("another_entry", BEYOND), ("one_off", BEYOND)],
+    [
+        ("own_entry", WITHIN),
+        ("another_entry", BEYOND),
+        ("one_off", BEYOND),
+    ],
 )
 def test_a_fault_in_the_cache_itself_is_found(fault, result, small_gguf, tmp_path, monkeypatch):
     """Keys and values are changed, and the server computes what follows from them."""
@@ -145,7 +153,8 @@ def test_a_fault_in_the_cache_itself_is_found(fault, result, small_gguf, tmp_pat
         planted(server, {}, getattr(faulty_proxy, fault), tmp_path) as address,
     ):
         found = judged(address)
-    assert (found["continuation"].result, found["warm"].result) == (WITHIN, result)
+    assert found["continuation"].result == WITHIN
+    assert found["warm"].result == result
 
 
 def test_an_entry_that_another_adapter_wrote_is_found(small_gguf, tmp_path, monkeypatch):
@@ -171,7 +180,8 @@ def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypa
         sound = cli("probe", address, *prompts, *words, "--json")
     with planted(llama, answers, faulty_proxy.another_block) as address:
         faulty = cli("probe", address, *prompts, *words, "--json")
-    assert (sound.returncode, faulty.returncode) == (0, 1)
+    assert sound.returncode == 0
+    assert faulty.returncode == 1
     runs = [done.json["runs"] for done in (sound, faulty)]
     assert [len(each) for each in runs] == [1, 1]
     gates = []
@@ -188,6 +198,7 @@ def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypa
 
 def test_without_cold_requests_a_difference_of_texts_is_undecided(monkeypatch):
     only(monkeypatch)
+    # a trial, and two answers to each case: what comes after them differs
     acts = [odd_server.good] * (1 + 2 * (1 + len(LENGTHS)))
     with odd_server.serving(*acts, odd_server.moved) as (address, _):
         found = judged(address, ("Hello there",))
@@ -195,7 +206,13 @@ def test_without_cold_requests_a_difference_of_texts_is_undecided(monkeypatch):
     assert found["warm"].result == UNDECIDED
 
 
-@pytest.mark.parametrize(("guide", "runs"), [("prefix_cache", 1), ("probe", 3)])
+@pytest.mark.parametrize(
+    ("guide", "runs"),
+    [
+        ("prefix_cache", 1),
+        ("probe", 3),
+    ],
+)
 def test_the_commands_of_a_guide(guide, runs, llama, answers, cli, tmp_path, monkeypatch):
     only(monkeypatch)
     monkeypatch.setenv("ULPSCOPE_STORE", str(tmp_path))
@@ -215,7 +232,8 @@ def test_the_commands_of_a_guide(guide, runs, llama, answers, cli, tmp_path, mon
     assert len([*tmp_path.glob("*.duckdb")]) == runs
 
 
-CASES = {  # sizes of cold noise and of a warm difference, its share of the prompts: result
+# sizes of cold noise and of a warm difference, its share of the prompts: result
+CASES = {
     "noise": (1e-3, 1e-3, 1, WITHIN),
     "a cache of 8 bits": (1e-3, 0.08, 1, UNDECIDED),
     "a fault of all": (1e-3, 0.9, 1, BEYOND),
@@ -240,7 +258,13 @@ def test_a_difference_is_judged_by_two_scales(case):
     assert results_of(made_state(noise, size, share))["warm"] == result
 
 
-@pytest.mark.parametrize(("size", "result"), [(1e-3, UNDECIDED), (0.1, BEYOND)])
+@pytest.mark.parametrize(
+    ("size", "result"),
+    [
+        (1e-3, UNDECIDED),
+        (0.1, BEYOND),
+    ],
+)
 def test_a_group_is_a_fault_if_its_size_is_none_of_rounding(size, result):
     """A kernel for long prefixes may round 100 times more than others."""
     state = made_state(1e-5, size, 0.25)
@@ -252,7 +276,8 @@ def test_a_group_is_a_fault_if_its_size_is_none_of_rounding(size, result):
 
 def test_a_block_that_changes_nothing_would_not_be_seen():
     state = made_state(1e-3, 1e-3)
-    same = [replace(one, tokens=(9, *one.tokens[1:])) for one in state.cold.responses[:18]]
+    cold = state.cold.responses[:18]
+    same = [replace(one, tokens=(9, *one.tokens[1:])) for one in cold]
     answers = (*same, *state.wrong_blocks.responses[18:])
     state.wrong_blocks = ResponseSide("wrong block", answers)
     assert results_of(state)["warm"] == UNDECIDED
@@ -266,15 +291,20 @@ def two_rows(name, first, second, tokens=(5, 0, 0)):
     for number in range(20):
         plain = np.random.default_rng(number).normal(size=8) - 5
         signs = np.random.default_rng(number + 20).choice([-1, 1], 8)
-        rows = {
-            position: dict(enumerate((plain + size * signs).tolist()))
-            for position, size in ((7, first), (8, second))
-        }
+        rows = {}
+        for position, size in ((7, first), (8, second)):
+            rows[position] = dict(enumerate((plain + size * signs).tolist()))
         answers.append(response([number] * 7 + [*tokens], rows, prompt=8, cached=8))
     return ResponseSide(name, tuple(answers))
 
 
-@pytest.mark.parametrize(("generated", "result"), [(0, WITHIN), (9, UNDECIDED)])
+@pytest.mark.parametrize(
+    ("generated", "result"),
+    [
+        (0, WITHIN),
+        (9, UNDECIDED),
+    ],
+)
 def test_a_wrong_block_is_as_large_as_its_largest_row_before_other_tokens(generated, result):
     state = StateAnswers(
         two_rows("cold", 0.0, 0.0),
@@ -286,7 +316,13 @@ def test_a_wrong_block_is_as_large_as_its_largest_row_before_other_tokens(genera
     assert results_of(state)["warm"] == result
 
 
-@pytest.mark.parametrize(("size", "result"), [(1e-3, NOT_AVAILABLE), (0.9, BEYOND)])
+@pytest.mark.parametrize(
+    ("size", "result"),
+    [
+        (1e-3, NOT_AVAILABLE),
+        (0.9, BEYOND),
+    ],
+)
 def test_a_fault_is_one_even_if_the_server_says_that_it_read_no_cache(size, result):
     state = made_state(1e-3, size)
     answers = [replace(answer, cached=0) for answer in state.sides["warm"].responses]
@@ -319,7 +355,8 @@ def test_what_was_not_compared_is_undecided(change):
 
 
 def test_a_tie_hides_no_other_token():
-    tie, plain = {0: -1.0, 1: -1.0, 2: -4.0}, {0: -1.0, 1: -3.0}
+    tie = {0: -1.0, 1: -1.0, 2: -4.0}
+    plain = {0: -1.0, 1: -3.0}
     second = response([7, 8, 1], {1: tie}, prompt=2)
     cold = ResponseSide("cold", (second, response([7, 8, 0], {1: plain}, prompt=2)))
     warm = ResponseSide("warm", (second, response([7, 8, 1], {1: plain}, prompt=2)))
@@ -328,7 +365,11 @@ def test_a_tie_hides_no_other_token():
 
 @pytest.mark.parametrize(
     ("own", "others", "result"),
-    [(0.05, 1e-3, UNDECIDED), (5e-3, 1e-3, WITHIN), (1e-3, 1e-5, WITHIN)],
+    [
+        (0.05, 1e-3, UNDECIDED),
+        (5e-3, 1e-3, WITHIN),
+        (1e-3, 1e-5, WITHIN),
+    ],
 )
 def test_noise_of_one_cold_axis_is_a_fault_or_rounding_of_float16(own, others, result):
     state = made_state(others, 0.0)
@@ -352,7 +393,13 @@ def test_an_axis_that_failed_does_not_pass_the_gate(cli, tmp_path):
     assert outcomes == [["passed", "passed"], ["passed", "undecided"]]
 
 
-@pytest.mark.parametrize(("requests", "code"), [(40, 2), (50, 0)])
+@pytest.mark.parametrize(
+    ("requests", "code"),
+    [
+        (40, 2),
+        (50, 0),
+    ],
+)
 def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
     words = (
         "--prompt",
@@ -375,7 +422,8 @@ def test_a_probe_that_ends_early_passes_no_gate(requests, code, cli, tmp_path):
 def test_a_fault_among_the_cold_requests_is_no_noise():
     noise = np.geomspace(1e-3, 4e-3, 20)
     fault = np.full(12, 0.5)
-    halves = np.append(np.full(9, 1e-6), noise[:8])  # a cache in float16
+    # a cache in float16
+    halves = np.append(np.full(9, 1e-6), noise[:8])
     assert noise_of(noise, 0.2) == pytest.approx(4e-3)
     assert noise_of(np.append(noise, fault), 0.2) == pytest.approx(4e-3)
     assert noise_of(np.append(noise, fault[:2] / 10), 0.2) == pytest.approx(4e-3)
@@ -383,9 +431,16 @@ def test_a_fault_among_the_cold_requests_is_no_noise():
     assert noise_of(np.array([0.0, np.nan]), 0.2) is None
 
 
-@pytest.mark.parametrize("prompts", [["abc" * 9, "defg"], [tuple(range(50)), (7, 8)]])
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        ["abc" * 9, "defg"],
+        [tuple(range(50)), (7, 8)],
+    ],
+)
 def test_cases_have_the_lengths_and_begin_differently(prompts):
     cases = cases_of(prompts)
+    # a text has about four letters a token
     unit = 4 if isinstance(prompts[0], str) else 1
     assert cases[:2] == prompts
     assert [len(case) for case in cases[2:]] == [length * unit for length in LENGTHS]

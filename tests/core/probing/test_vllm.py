@@ -58,7 +58,13 @@ def test_every_test_of_a_probe(server):
     tests = ("rerun", "warm", "load", "walk", "echo")
     assert server.kind == VLLM
     assert server.model == "small"
-    plan = Plan((PROMPTS[0][:400], PROMPTS[1]), tests, 3, 6, 20)
+    plan = Plan(
+        (PROMPTS[0][:400], PROMPTS[1]),
+        tests,
+        3,
+        6,
+        20,
+    )
     found = Probe(plan, [server]).run()
     names = [side.name for side in found.sides]
     assert names == ["cold", "cold again", "warm", "warm again", "echo", "load:3", "load:3 again"]
@@ -71,14 +77,17 @@ def test_every_test_of_a_probe(server):
     assert verdicts["cold again"] == "identical"
     assert set(verdicts.values()) <= {"identical", "undecided"}
     walk = compare_sides(*found.walks)
-    assert len(walk.positions) == sum(len(response.rows) for response in found.walks[0].responses)
+    walked = [len(response.rows) for response in found.walks[0].responses]
+    assert len(walk.positions) == sum(walked)
     echo = next(pair for pair in pairs if pair.variant == "echo")
     assert set(echo.positions.tolist()) >= set(pairs[0].positions.tolist())
 
 
 def test_a_salt_of_its_own_is_cold_and_the_same_one_is_warm(server):
     ids = server.tokenize(PROMPTS[0] * 2)[:400]
-    first, again, other = (server.ask(Ask(ids, 1, 5, salt=salt)) for salt in ("a", "a", "b"))
+    first = server.ask(Ask(ids, 1, 5, salt="a"))
+    again = server.ask(Ask(ids, 1, 5, salt="a"))
+    other = server.ask(Ask(ids, 1, 5, salt="b"))
     assert first.cached == 0
     assert other.cached == 0
     assert again.cached > 0
@@ -108,11 +117,11 @@ def test_a_fault_in_its_prefix_cache_is_found_on_its_axis(fault, faulty, monkeyp
     names = {"continuation", "warm", "other prompt", "pressure", "other adapter"}
     kept = [replace(axis, fillers=min(axis.fillers, 12)) for axis in AXES if axis.name in names]
     monkeypatch.setattr(probing, "AXES", kept)
-    monkeypatch.setattr(axes, "LENGTHS", (5, 33, 65, 97, 129))  # pages have 32 tokens
+    # pages have 32 tokens
+    monkeypatch.setattr(axes, "LENGTHS", (5, 33, 65, 97, 129))
     file.write_text(fault)
-    results = {
-        each.axis: each.result for each in judged(address, model="small").values() if each.requests
-    }
+    figures = judged(address, model="small").values()
+    results = {each.axis: each.result for each in figures if each.requests}
     assert set(results) == names
     assert {name for name, result in results.items() if result == BEYOND} == FAULTS[fault]
     assert set(results.values()) <= {BEYOND, BITWISE, WITHIN}

@@ -34,7 +34,8 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
     monkeypatch,
 ):
     monkeypatch.setenv("ULPSCOPE_PROBE_KEY", "sk-very-secret")
-    port, live = free_port(), tmp_path / "live.gguf"
+    port = free_port()
+    live = tmp_path / "live.gguf"
 
     def watched(rounds, *more):
         done = cli(
@@ -54,11 +55,10 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
         assert watched(1, "--webhook", hook)[0] == 0
         with ThreadPoolExecutor(4) as others:
             server = find_server(Client(address))
-            for number in range(500):  # of other lengths, with answers of 24 tokens
-                others.submit(
-                    server.ask,
-                    Ask("The quick brown fox. " * (1 + number % 9), 24, 1, is_warm=True),
-                )
+            # of other lengths, with answers of 24 tokens
+            for number in range(500):
+                text = "The quick brown fox. " * (1 + number % 9)
+                others.submit(server.ask, Ask(text, 24, 1, is_warm=True))
             code, rounds = watched(2, "--webhook", hook)
             others.shutdown(cancel_futures=True)
     assert code == 0
@@ -71,7 +71,8 @@ def test_load_is_silent_and_other_weights_of_the_same_name_are_not(
         code, rounds = watched(2, "--webhook", f"{hook}/services/T0?token=1")
     assert code == 1
     assert [one["since"] for one in rounds] == [rounds[0]["at"]] * 2
-    assert rounds[0]["distance_nats"] > 0.1  # of 4-bit weights
+    # of 4-bit weights
+    assert rounds[0]["distance_nats"] > 0.1
     assert [one["run"] for one in seen.asked] == [rounds[0]["run"]]
     assert seen.keys == [None]
     run = run_of(tmp_path / "runs" / f"{rounds[0]['run']}.duckdb")
@@ -88,17 +89,20 @@ class MadeServer:
     kind, version, model = OPENAI, "1", "made"
 
     def __init__(self, noise=0.0):
-        self.noise, self.shift, self.sends, self.is_away, self.first_token = noise, 0.0, 0, False, 0
+        self.noise = noise
+        self.shift = 0.0
+        self.sends = 0
+        self.is_away = False
+        self.first_token = 0
         self.random = np.random.default_rng(7)
 
     def ask(self, request):
         if self.is_away:
             raise ProbeError("http://made cannot be reached.")
         self.sends += 1
-        values = -np.arange(
-            1.0,
-            21.0,
-        ) + self.noise * self.random.exponential() * self.random.normal(size=20)
+        # one size for all values of an answer, as another batch moves them together
+        size = self.noise * self.random.exponential()
+        values = -np.arange(1.0, 21.0) + size * self.random.normal(size=20)
         values[0] += self.shift
         row = dict(enumerate(values.tolist(), self.first_token))
         return response(
@@ -115,7 +119,8 @@ def begin(tmp_path, monkeypatch):
 
     def begin(server):
         def write(_, sides, what):
-            return store_run(Store(tmp_path), what, *sides[:2])  # judging all sixteen takes seconds
+            # judging all sixteen takes seconds
+            return store_run(Store(tmp_path), what, *sides[:2])
 
         monkeypatch.setattr(watch, "find_server", lambda *_: server)
         request = ProbeRequest(url="http://made", watch="1s")
@@ -143,12 +148,14 @@ def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin, tmp_
     server.shift = 0.0
     back = next(one for one in rounds if one.since is None)
     assert [one.since for one in moved] == [moved[0].at] * 3
-    assert moved[0].distance_nats == pytest.approx(2 / np.sqrt(20), rel=0.2)  # one value of twenty
+    # one value of twenty
+    assert moved[0].distance_nats == pytest.approx(2 / np.sqrt(20), rel=0.2)
     assert moved[0].run == moved[2].run
     assert back.run == ""
     (history,) = read_rounds(Store(tmp_path))
     assert history[201:204] == moved
     assert history[-1] == back
+    # a torn line, bytes that are no UTF-8, and a document nested too deeply
     with next((tmp_path / FOLDER).iterdir()).open("ab") as file:
         file.write(b'\n{"url":"\xc3\n' + b'{"x":' * 10**5)
     assert read_rounds(Store(tmp_path)) == [history]
@@ -157,13 +164,16 @@ def test_noise_is_silent_for_hundreds_of_rounds_and_a_shift_is_dated(begin, tmp_
 def test_a_restart_goes_on_and_an_endpoint_that_is_away_is_a_note(begin):
     server = MadeServer()
     first = next(begin(server))
-    assert first.limit_nats == 1e-5  # of a server without noise
-    server.shift, server.sends = -1e-4, 0
+    # of a server without noise
+    assert first.limit_nats == 1e-5
+    server.shift = -1e-4
+    server.sends = 0
     rounds = begin(server)
     assert next(rounds) == first
     moved = next(rounds)
     assert moved.since == moved.at
-    assert server.sends == 3 * 2  # three sends of two prompts, and no new baseline
+    # three sends of two prompts, and no new baseline
+    assert server.sends == 3 * 2
     server.is_away = True
     away = next(rounds)
     assert away.distance_nats is None
@@ -188,7 +198,8 @@ def test_a_spent_budget_is_an_error_and_no_endpoint_that_is_down(begin, monkeypa
 
 
 def test_an_endpoint_is_back_within_a_third_of_the_limit(begin):
-    server = MadeServer()  # whose limit is 1e-5; a shift of one value of twenty counts sqrt(1 / 20)
+    # whose limit is 1e-5; a shift of one value of twenty counts sqrt(1 / 20)
+    server = MadeServer()
     rounds = begin(server)
     next(rounds)
     states = []
@@ -213,13 +224,15 @@ def test_other_tokens_have_moved_and_another_name_is_a_note(begin):
     assert other.run == ""
     assert "is down" not in other.text
     assert "has moved since" in other.text
-    server.first_token, server.shift = 0, -2.0
+    server.first_token = 0
+    server.shift = -2.0
     beyond = next(rounds)
     assert beyond.since == other.at
     assert bool(beyond.run)
 
 
 def test_a_webhook_that_fails_is_tried_again_and_no_redirect_is_followed(cli):
+    # the server's one act, which changes between two commands
     act = [odd.good]
     with (
         odd.serving(lambda *sent: act[0](*sent)) as (address, _),

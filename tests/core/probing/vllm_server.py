@@ -39,13 +39,18 @@ def adapter_of(model, folder):
             tensors[f"{at}.lora_B.weight"] = random.normal(size=(size, 8)).astype(np.float32)
     folder.mkdir()
     save_file(tensors, folder / "adapter_model.safetensors")
-    about = {"peft_type": "LORA", "r": 8, "lora_alpha": 8, "target_modules": [*outputs]}
+    about = {
+        "peft_type": "LORA",
+        "r": 8,
+        "lora_alpha": 8,
+        "target_modules": [*outputs],
+    }
     (folder / "adapter_config.json").write_text(json.dumps(about))
     return folder
 
 
 @contextmanager
-def vllm(model, log, dtype="bfloat16", fault=None):
+def vllm(model, log, fault=None):
     """The address of a server that answers. fault: file that names the one of its small cache; it
     has an adapter then.
 
@@ -67,7 +72,7 @@ def vllm(model, log, dtype="bfloat16", fault=None):
         "--port",
         str(port),
         "--dtype",
-        dtype,
+        "bfloat16",
         "--max-model-len",
         "512",
         "--enforce-eager",

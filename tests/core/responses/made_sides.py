@@ -48,12 +48,11 @@ def response(
     """A response with these log-probabilities by position; prompt: length of it, None if all rows
     are of it.
     """
-    listed = [
-        TopTokenRow(
-            at, tuple(row.items()), len(row), tokens[at + 1] if at + 1 < len(tokens) else -1
-        )
-        for at, row in rows.items()
-    ]
+    listed = []
+    for at, row in rows.items():
+        # a row scores the token after it
+        target = tokens[at + 1] if at + 1 < len(tokens) else -1
+        listed.append(TopTokenRow(at, tuple(row.items()), len(row), target))
     first = None if prompt is None else prompt - 1
     made = {"keys": "token_id", "generated_from": first} | more
     return Response("test", tokens=tuple(tokens), rows=compress_rows(listed, "here"), **made)
@@ -67,18 +66,15 @@ def engine_side(name, seed, k, dtype=torch.bfloat16):
     """Top-k of 24 rows as an engine that computes in `dtype` sends them; the seed moves some logits
     by a little.
     """
-    rng, noise = np.random.default_rng(7), np.random.default_rng(seed)
+    rng = np.random.default_rng(7)
+    noise = np.random.default_rng(seed)
     rows = {}
     for at in range(24):
-        logits = torch.tensor(rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)).to(dtype)
+        moved = rng.normal(8, 5, 512) + noise.normal(0, 0.05, 512)
+        logits = torch.tensor(moved).to(dtype)
         best = torch.log_softmax(logits.float(), -1).topk(k)
-        rows[at] = dict(
-            zip(
-                best.indices.tolist(),
-                best.values.double().tolist(),
-                strict=True,
-            )
-        )
+        values = best.values.double().tolist()
+        rows[at] = dict(zip(best.indices.tolist(), values, strict=True))
     return side(name, response(list(range(25)), rows, vocab=512))
 
 

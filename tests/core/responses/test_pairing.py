@@ -72,8 +72,13 @@ def test_the_first_position_that_differs_is_said_unless_it_is_the_first_of_all()
 
 
 def test_another_prompt_is_said_and_not_compared():
-    rows = {0: {6: -0.1, 1: -3.0}, 1: {7: -0.1, 1: -3.0}}
-    pair = pair_of(response([5, 6, 7], rows, prompt=2), response([5, 4, 7], rows, prompt=2))
+    rows = {
+        0: {6: -0.1, 1: -3.0},
+        1: {7: -0.1, 1: -3.0},
+    }
+    one = response([5, 6, 7], rows, prompt=2)
+    other = response([5, 4, 7], rows, prompt=2)
+    pair = pair_of(one, other)
     assert pair.positions.tolist() == [0]
     assert pair.meetings[0].is_parting_in_prompt
     assert any("inputs differ" in note for note in pair.notes)
@@ -129,9 +134,15 @@ def test_texts_join_where_one_side_has_no_ids():
 
 def test_tokens_of_one_text_cost_their_row_alone():
     """The first row has two tokens that print as \ufffd; the second has none, and is compared."""
-    rows = {0: {7: -0.1, 8: -3.0, 1: -4.0}, 1: {1: -0.5, 7: -1.0}}
+    rows = {
+        0: {7: -0.1, 8: -3.0, 1: -4.0},
+        1: {1: -0.5, 7: -1.0},
+    }
     ids = response([5, 7, 1], rows, texts={7: "\ufffd", 8: "\ufffd", 1: "b"})
-    rows = {0: {0: -0.1, 1: -4.0}, 1: {1: -0.25, 0: -1.5}}
+    rows = {
+        0: {0: -0.1, 1: -4.0},
+        1: {1: -0.25, 0: -1.5},
+    }
     texts = response(
         [-1, 0, 1],
         rows,
@@ -147,7 +158,10 @@ def test_tokens_of_one_text_cost_their_row_alone():
 
 def test_generated_rows_after_prompts_of_two_lengths_meet_at_the_start_of_generation():
     """Chat sends no prompt tokens, only how many: 3 and 4 here, so a BOS or another template."""
-    rows = {2: {5: -0.1, 1: -3.0}, 3: {6: -0.2, 1: -2.0}}
+    rows = {
+        2: {5: -0.1, 1: -3.0},
+        3: {6: -0.2, 1: -2.0},
+    }
     one = response([-1, -1, -1, 5, 6], rows, prompt=3)
     other = response(
         [-1, -1, -1, -1, 5, 6],
@@ -176,7 +190,11 @@ def test_repeated_answers_of_a_file_are_its_sides():
     assert one.name == "answer 1"
     assert two.name == "answer 2"
     assert len(one.responses) == len(two.responses) == 2
-    for wrong in ([first], [first, other], [first, first, other]):
+    for wrong in (
+        [first],
+        [first, other],
+        [first, first, other],
+    ):
         with pytest.raises(DumpError, match="equally often"):
             sides_of(wrong, "file")
 
@@ -271,7 +289,13 @@ def test_a_contradiction_on_one_side_is_said_first():
     assert one.of == 8
 
 
-@pytest.mark.parametrize(("rows", "verdict"), [(9, IDENTICAL), (8, UNDECIDED)])
+@pytest.mark.parametrize(
+    ("rows", "verdict"),
+    [
+        (9, IDENTICAL),
+        (8, UNDECIDED),
+    ],
+)
 def test_a_verdict_needs_nine_of_ten_rows(rows, verdict):
     """The rest was not sent by one side; what is left out begins the sentence."""
     sides = align(

@@ -110,7 +110,8 @@ def test_sglang_from_a_later_start():
     found = one({"meta_info": meta})
     assert places_of(found) == [2, 3]
     assert found.rows.targets.tolist() == [7, 9]
-    assert found.rows.best.tolist() == [0, 0]  # chosen tokens alone say nothing of the best
+    # chosen tokens alone say nothing of the best
+    assert found.rows.best.tolist() == [0, 0]
 
 
 def test_ollama():
@@ -131,7 +132,8 @@ def test_ollama():
 
 
 def test_a_request_beside_its_response_says_tokens_and_settings():
-    response = {"choices": [{"text": "", "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}]}
+    logprobs = {"content": [{"id": 7, "logprob": -1.0}]}
+    response = {"choices": [{"text": "", "logprobs": logprobs}]}
     found = one({"request": {"prompt": [4, 5], "logprobs": 1}, "response": response})
     assert found.tokens == (4, 5, 7)
     assert found.top_logprobs == 1
@@ -146,9 +148,15 @@ TWO = {"a": -1.0, "b": -2.0}
         # the first of each is chosen: greedy
         ([TWO, TWO], [2, 2]),
         # one more, from further down
-        ([{"b": -1.0, "c": -2.0, "a": -3.0}, TWO], [2, 2]),
+        (
+            [{"b": -1.0, "c": -2.0, "a": -3.0}, TWO],
+            [2, 2],
+        ),
         # the chosen token, or the best: undecidable
-        ([{"a": -1.0}, {"a": -2.0}], [0, 0]),
+        (
+            [{"a": -1.0}, {"a": -2.0}],
+            [0, 0],
+        ),
         # a token is lost: two print alike
         ([TWO | {"c": -3.0}, TWO], [3, 0]),
     ],
@@ -401,7 +409,11 @@ def test_a_token_listed_with_two_values_costs_the_values_of_its_row():
 
 
 def test_ids_beside_texts_name_tokens_where_no_lists_were_sent():
-    sent = {"tokens": ["a", "\ufffd"], "token_logprobs": [-0.1, -1.2], "token_ids": [64, 240]}
+    sent = {
+        "tokens": ["a", "\ufffd"],
+        "token_logprobs": [-0.1, -1.2],
+        "token_ids": [64, 240],
+    }
     found = one({"choices": [{"text": "a\ufffd", "logprobs": sent}]})
     assert found.keys == "token_id"
     assert found.tokens[1:] == (64, 240)
@@ -411,7 +423,14 @@ def unsorted_row(*entries):
     """A row as mlx-lm sends it: the list in any order, and its first as if it were the emitted
     token.
     """
-    top = [{"id": token, "token": text, "logprob": value} for token, text, value in entries]
+    top = [
+        {
+            "id": token,
+            "token": text,
+            "logprob": value,
+        }
+        for token, text, value in entries
+    ]
     return {**top[0], "top_logprobs": top}
 
 
@@ -462,7 +481,11 @@ def test_a_first_token_that_is_not_the_best_stays_emitted(rows, text):
     assert found.warnings == ()
 
 
-REQUEST = {"prompt": ["Once", "Twice"], "n": 2, "max_tokens": 1}
+REQUEST = {
+    "prompt": ["Once", "Twice"],
+    "n": 2,
+    "max_tokens": 1,
+}
 
 
 def test_choices_of_several_prompts_answer_these_prompts():
@@ -476,7 +499,8 @@ def test_choices_of_several_prompts_answer_these_prompts():
     ]
     payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
     found = read_payload({"request": REQUEST, "response": payload}, "here")
-    assert [response.rows.targets.tolist() for response in found] == [[0], [1], [2], [3]]
+    targets = [response.rows.targets.tolist() for response in found]
+    assert targets == [[0], [1], [2], [3]]
     prompts = [json.loads(response.prompt_key) for response in found]
     assert prompts == ["Once", "Once", "Twice", "Twice"]
     assert not any(response.start_known or response.warnings for response in found)
@@ -504,7 +528,12 @@ def spelled(text):
 
 
 def spelled_answer(of_list, of_chosen):
-    rows = [(" the", " a"), ("\n", "!"), ("caf\u00e9", " tea"), ("sat", " sat")]
+    rows = [
+        (" the", " a"),
+        ("\n", "!"),
+        ("caf\u00e9", " tea"),
+        ("sat", " sat"),
+    ]
     content = []
     for at, (first, second) in enumerate(rows):
         value = -0.3 - 0.1 * at
@@ -512,7 +541,13 @@ def spelled_answer(of_list, of_chosen):
             {"token": of_list(first), "logprob": value},
             {"token": of_list(second), "logprob": -1.9},
         ]
-        content.append({"token": of_chosen(first), "logprob": value, "top_logprobs": top})
+        content.append(
+            {
+                "token": of_chosen(first),
+                "logprob": value,
+                "top_logprobs": top,
+            }
+        )
     return chat_of(content, " the\ncaf\u00e9sat")
 
 
@@ -521,7 +556,10 @@ def test_lists_that_spell_tokens_as_bytes_are_those_of_the_texts(of_chosen):
     found = one(spelled_answer(spelled, of_chosen))
     plain = one(spelled_answer(str, str))
     pair = pair_of(plain, found)
-    assert (pair.common_values, pair.differing, pair.flips, pair.placeholders) == (8, 0, 0, ())
+    assert pair.common_values == 8
+    assert pair.differing == 0
+    assert pair.flips == 0
+    assert pair.placeholders == ()
 
 
 def test_sentencepieces_spelling_is_the_text_and_plain_texts_stay():
@@ -546,12 +584,23 @@ def test_half_a_character_is_spelled_and_whole_ones_stay(tmp_path):
         ]}}"""
     )
     (found,) = read_responses(path)
-    assert found.texts == {0: r"\ud800", 1: "\U0001f600", 2: r"\ud800", 3: r"\udc00\ud800"}
+    assert found.texts == {
+        0: r"\ud800",
+        1: "\U0001f600",
+        2: r"\ud800",
+        3: r"\udc00\ud800",
+    }
 
 
 @pytest.mark.parametrize(
     ("counted", "reasoning", "unsent"),
-    [(3, 0, "2"), (1, 0, None), (2, 0, None), (50, 48, None), (50, 40, "9")],
+    [
+        (3, 0, "2"),
+        (1, 0, None),
+        (2, 0, None),
+        (50, 48, None),
+        (50, 40, "9"),
+    ],
 )
 def test_generated_tokens_without_a_row_are_counted(counted, reasoning, unsent):
     """The end of the text may have no row, and reasoning has none."""
@@ -569,11 +618,15 @@ def test_generated_tokens_without_a_row_are_counted(counted, reasoning, unsent):
 
 def test_a_row_that_one_side_lacks_is_counted_once():
     """A gateway kept three of ten."""
-    rows = [(f" {row}", -0.5, {f" {row}": -0.5, " c": -1.5}) for row in range(10)]
+    rows = []
+    for row in range(10):
+        text = f" {row}"
+        rows.append((text, -0.5, {text: -0.5, " c": -1.5}))
     whole, kept = (one(completions(*zip(*rows[:count], strict=True))) for count in (10, 3))
     kept = replace(kept, settings={"tokens_without_row": "7"})
     pair = pair_of(whole, kept)
-    assert (pair.compared, pair.sent) == (3, 10)
+    assert pair.compared == 3
+    assert pair.sent == 10
 
 
 def test_lists_of_id_and_value_of_an_older_mlx_server():
@@ -585,4 +638,5 @@ def test_lists_of_id_and_value_of_an_older_mlx_server():
     found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
     assert found.keys == "token_id"
     assert found.rows.targets.tolist() == [5, 6]
-    assert [row_of(found, at) for at in (0, 1)] == [{5: -0.25, 9: -2.0}, {6: -0.5, 7: -1.5}]
+    assert row_of(found, 0) == {5: -0.25, 9: -2.0}
+    assert row_of(found, 1) == {6: -0.5, 7: -1.5}

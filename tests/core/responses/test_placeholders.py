@@ -83,7 +83,17 @@ def test_a_few_placeholders_are_left_out_and_the_rest_is_compared():
 
 @pytest.mark.parametrize(
     "value",
-    [None, -9999, -9999.0, -3.4e38, -1e30, "-inf", "-Infinity", -math.inf, -10_000.0],
+    [
+        None,
+        -9999,
+        -9999.0,
+        -3.4e38,
+        -1e30,
+        "-inf",
+        "-Infinity",
+        -math.inf,
+        -10_000.0,
+    ],
 )
 def test_every_spelling_of_no_probability_is_one(value):
     pair, verdict = judged(
@@ -117,7 +127,11 @@ def test_json_with_minus_infinity_is_read_and_other_words_are_refused(tmp_path):
 
 
 def test_a_positive_value_is_no_log_probability_and_in_no_bound():
-    rest = [(" is", -0.5015), (" so", -0.02), (" warm", -0.0001)]
+    rest = [
+        (" is", -0.5015),
+        (" so", -0.02),
+        (" warm", -0.0001),
+    ]
     pair, verdict = judged(
         chosen(("It", -0.357), *rest),
         chosen(("It", 0.6997), *rest),
@@ -175,7 +189,8 @@ def test_two_tokens_of_probability_1_are_impossible():
 
 def test_zeros_of_chosen_tokens_are_values_of_a_sure_model():
     values = (-0.3571, 0.0, 0.0, -0.9113, 0.0, -2.1e-6, -0.00043, -0.0417)
-    (side, _) = sides_of(*[chosen(*zip(WORDS, values, strict=True))] * 2)
+    payload = chosen(*zip(WORDS, values, strict=True))
+    side, _ = sides_of(payload, payload)
     assert without_placeholders(side)[1] == ()
 
 
@@ -195,7 +210,8 @@ def test_a_certain_row_on_one_side_alone_is_not_compared():
     rows = sound()
     for at in (1, 2, 4, 5, 7):
         word = WORDS[at]
-        rows[at] = (word, 0.0, {word: 0.0, " a": lowest, " the": lowest})
+        top = {word: 0.0, " a": lowest, " the": lowest}
+        rows[at] = (word, 0.0, top)
     pair, verdict = judged(answer(*sound()), answer(*rows))
     assert kinds(pair) == [("B", "certain", 5, 8)]
     assert verdict.name == INVALID_DUMP
@@ -287,7 +303,11 @@ def test_masked_rows_of_other_formats_are_kept():
     del choice["token_ids"]
     choice["logprobs"] = {
         "tokens": ["x", "y", "z"],
-        "top_logprobs": [{"x": -0.5}, {"y": -0.5}, {"z": -0.5}],
+        "top_logprobs": [
+            {"x": -0.5},
+            {"y": -0.5},
+            {"z": -0.5},
+        ],
         "token_logprobs": [-0.5] * 3,
     }
     (found,) = read_payload(payload, "A")
@@ -311,7 +331,11 @@ def test_placeholders_come_first_among_causes_and_in_the_report():
     (row,) = rows_of(verdict.evidence, PLACEHOLDERS)
     assert row.side == "B"
     assert row.outcome == "failed"
-    assert row.figures.to_json() == {"kind": "no list", "tokens": 5, "of": 8}
+    assert row.figures.to_json() == {
+        "kind": "no list",
+        "tokens": 5,
+        "of": 8,
+    }
 
 
 def test_what_was_sent_stays_in_the_run():
@@ -359,7 +383,8 @@ def test_lists_after_a_sampler_are_renormalized_and_a_mask_is_not(keep, spread, 
     names = causes_of(plain, sampled)
     assert "renormalized" in names
     assert "placeholders" not in names[: names.index("renormalized")]
-    if (keep, spread) != ("min-p", 6.0):  # which leaves too few values for a temperature
+    # min-p leaves too few values of a wide row for a temperature
+    if (keep, spread) != ("min-p", 6.0):
         assert ("temperature" in names) == (temperature != 1.0)
     masked = restricted(logits, keep=keep, renormalize=False)
     assert "renormalized" not in causes_of(plain, masked)

@@ -28,22 +28,27 @@ def made(tmp_path_factory):
 
 def told(sides):
     """Everything of the sides but the texts, arrays as lists: a run has one text for a token."""
-    return [
-        {**vars(one), "texts": None, "settings": dict(one.settings)}
-        | {
-            "rows": {
-                name: np.nan_to_num(values).tolist() for name, values in vars(one.rows).items()
-            },
-        }
-        for each in sides
-        for one in each.responses
-    ]
+    answers = []
+    for each in sides:
+        for one in each.responses:
+            # NaN stands for a value that was not sent, and is unequal to itself
+            rows = {name: np.nan_to_num(values).tolist() for name, values in vars(one.rows).items()}
+            about = {
+                **vars(one),
+                "texts": None,
+                "settings": dict(one.settings),
+            }
+            answers.append(about | {"rows": rows})
+    return answers
 
 
 def sides():
     odd = response(
         [-1, 7, 8],
-        {0: {7: -0.1234567, 1: -3.0000000000000004}, 1: {8: -0.25, 1: -7.5}},
+        {
+            0: {7: -0.1234567, 1: -3.0000000000000004},
+            1: {8: -0.25, 1: -7.5},
+        },
         prompt=1,
         start_known=False,
         texts={7: "ß", 8: "\x00"},
@@ -52,7 +57,8 @@ def sides():
         settings={"draft_n_accepted": "0"},
         warnings=("a note.",),
     )
-    first, second = engine_side("A", 1, 20), engine_side("B", 2, 20)
+    first = engine_side("A", 1, 20)
+    second = engine_side("B", 2, 20)
     return ResponseSide("A", (*first.responses, odd)), ResponseSide("B", (*second.responses, odd))
 
 
@@ -62,11 +68,15 @@ def test_what_was_sent_comes_back_exactly(made):
         assert told(run.responses()) == told(written) == told(align(written))
         assert run.responses()[0].responses[1].texts == {7: "ß", 8: "\x00"}
         pair = compare(*written)
-        columns = (pair.prompts, pair.positions, pair.figures.max_abs, pair.figures.is_flip)
-        assert [
-            (row["prompt"], row["position"], row["max_abs"], row["is_flip"])
-            for row in run.records(0)
-        ] == list(zip(*(column.tolist() for column in columns), strict=True))
+        columns = (
+            pair.prompts,
+            pair.positions,
+            pair.figures.max_abs,
+            pair.figures.is_flip,
+        )
+        names = ("prompt", "position", "max_abs", "is_flip")
+        stored = [tuple(row[name] for name in names) for row in run.records(0)]
+        assert stored == list(zip(*(column.tolist() for column in columns), strict=True))
         summary = run.pairs[0].summary
         assert summary.finite == pair.common_values
         assert summary.neq == pair.differing
@@ -76,7 +86,8 @@ def test_what_was_sent_comes_back_exactly(made):
         assert run.header.k == 20
         assert run.header.holds == "logprob"
         assert run.header.keep == "figures"
-        assert run.top_tokens([0], 0, 3)[0]["rank"].tolist() == list(range(1, 21))
+        (top,) = run.top_tokens([0], 0, 3)
+        assert top["rank"].tolist() == list(range(1, 21))
 
 
 def test_sides_that_sent_the_same_form_a_class(store):
@@ -88,7 +99,10 @@ def test_sides_that_sent_the_same_form_a_class(store):
 def test_its_card_tells_what_differs_and_nothing_more(made):
     ((card,), broken) = list_runs(Store(made.parent))
     assert not broken
-    assert (card.kind, card.sides, card.pairs, card.prompts) == ("upload", ("A", "B"), 1, 2)
+    assert card.kind == "upload"
+    assert card.sides == ("A", "B")
+    assert card.pairs == 1
+    assert card.prompts == 2
     assert card.compute_dtype == "bfloat16"
     assert 0 < card.max_neq_share < 1
     assert card.pair_verdicts == ("undecided",)

@@ -123,7 +123,11 @@ def test_streams_of_several_ids_are_several_answers(tmp_path):
     one = chat_chunks("a")
     other = chat_chunks("b")
     mixed = [chunk for pair in zip(one, other, strict=True) for chunk in pair]
-    for chunks, answers in ((one + other, 2), (mixed, 2), ([*one, chat(), *other], 3)):
+    for chunks, answers in (
+        (one + other, 2),
+        (mixed, 2),
+        ([*one, chat(), *other], 3),
+    ):
         found = read(tmp_path, as_lines(chunks))
         assert [rows_of(response) for response in found] == [EXPECTED] * answers
     assert len(read(tmp_path, as_lines(STREAMS["Ollama chat"] * 2))) == 2
@@ -307,7 +311,13 @@ def test_only_an_error_that_says_something_is_one(tmp_path, failure):
 def test_an_answer_of_ollama_without_values_says_what_to_ask(tmp_path):
     refused(
         tmp_path,
-        json.dumps({"model": "m", "response": "Two", "done": True}),
+        json.dumps(
+            {
+                "model": "m",
+                "response": "Two",
+                "done": True,
+            }
+        ),
         "without log-probabilities",
     )
 
@@ -351,7 +361,18 @@ def test_a_compressed_dump_is_no_payload(tmp_path):
         open_dump([path])
 
 
-ODD = (None, 7, "x", [], {}, [[]], [None], True, {"a": 1}, [7])
+ODD = (
+    None,
+    7,
+    "x",
+    [],
+    {},
+    [[]],
+    [None],
+    True,
+    {"a": 1},
+    [7],
+)
 
 
 def spoiled(document, chance):

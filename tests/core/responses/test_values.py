@@ -17,17 +17,24 @@ ROWS = np.random.default_rng(2).normal(size=(20, 24)).astype(np.float32)
 
 def embeddings(rows, form=np.ndarray.tolist, order=None):
     """As vLLM 0.32 and OpenAI answer `/v1/embeddings`."""
-    entries = [
-        {
-            "index": n,
-            "object": "embedding",
-            "embedding": form(row),
-        }
-        for n, row in enumerate(rows)
-    ]
+    entries = []
+    for n, row in enumerate(rows):
+        entries.append(
+            {
+                "index": n,
+                "object": "embedding",
+                "embedding": form(row),
+            }
+        )
     usage = {"prompt_tokens": 9, "total_tokens": 9}
     data = [entries[n] for n in order or range(len(entries))]
-    return {"id": "embd-1", "object": "list", "model": "bge-m3", "data": data, "usage": usage}
+    return {
+        "id": "embd-1",
+        "object": "list",
+        "model": "bge-m3",
+        "data": data,
+        "usage": usage,
+    }
 
 
 def in_base64(row):
@@ -36,7 +43,14 @@ def in_base64(row):
 
 def scores(values):
     """As vLLM answers `/score`."""
-    data = [{"index": n, "object": "score", "score": float(v)} for n, v in enumerate(values)]
+    data = [
+        {
+            "index": n,
+            "object": "score",
+            "score": float(v),
+        }
+        for n, v in enumerate(values)
+    ]
     return {
         "id": "score-1",
         "object": "list",
@@ -49,11 +63,20 @@ def scores(values):
 def ranking(values):
     """As vLLM and Jina answer `/rerank`, and Cohere without documents: best first."""
     results = [
-        {"index": n, "document": {"text": f"text {n}"}, "relevance_score": float(v)}
+        {
+            "index": n,
+            "document": {"text": f"text {n}"},
+            "relevance_score": float(v),
+        }
         for n, v in enumerate(values)
     ]
     results.sort(key=lambda one: -one["relevance_score"])
-    return {"id": "rerank-1", "model": "bge-reranker", "results": results, "usage": {}}
+    return {
+        "id": "rerank-1",
+        "model": "bge-reranker",
+        "results": results,
+        "usage": {},
+    }
 
 
 def written(path, *answers):
@@ -105,7 +128,15 @@ def test_an_answer_is_compared_with_arrays_of_values_too(tmp_path):
 
 
 TOKENS = {
-    "choices": [{"text": " a", "logprobs": {"tokens": [" a"], "top_logprobs": [{" a": -0.5}]}}]
+    "choices": [
+        {
+            "text": " a",
+            "logprobs": {
+                "tokens": [" a"],
+                "top_logprobs": [{" a": -0.5}],
+            },
+        }
+    ]
 }
 
 

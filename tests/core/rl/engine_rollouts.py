@@ -93,7 +93,11 @@ def planted():
         )
         yield Case("off by one", f"{shift:+}", ("shifted",), moved)
     rng = np.random.default_rng(0)
-    for value, share in ((0.0, 0.03), (-9999.0, 0.1), (None, 0.5)):
+    for value, share in (
+        (0.0, 0.03),
+        (-9999.0, 0.1),
+        (None, 0.5),
+    ):
         holes = changed(
             rows,
             rollout=lambda row, value=value, share=share: [
@@ -123,7 +127,11 @@ def planted():
         ("part of the response", "retokenized"),
         later,
     )
-    for side, name in (("rollout", "bfloat16"), ("trainer", "bfloat16"), ("rollout", "float16")):
+    for side, name in (
+        ("rollout", "bfloat16"),
+        ("trainer", "bfloat16"),
+        ("rollout", "float16"),
+    ):
         wide = changed(exact, trainer=lambda row: row["trainer_float32"])
         coarse = changed(wide, **{side: partial(in_dtype, side=side, name=name)})
         yield Case("coarser grid", f"{name} {side}", ("rounded",), coarse)
@@ -131,7 +139,8 @@ def planted():
 
 def in_dtype(row, side, name):
     """Values of a side as a 16-bit dtype stores them."""
-    return torch.tensor(row[side]).to(getattr(torch, name)).double().tolist()
+    dtype = getattr(torch, name)
+    return torch.tensor(row[side]).to(dtype).double().tolist()
 
 
 def changed(rows, **columns):

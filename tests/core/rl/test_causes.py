@@ -53,7 +53,12 @@ def test_other_ids_are_placed():
     """Planted in every fourth sequence, from token 8 + number % 5 on, one token later."""
     tokens = TOKENS["other ids in 1 of 4 sequences"]
     parameters = explain_tokens(tokens)[0].parameters
-    assert parameters == {"sequences": 8, "sequence": 0, "token": 8, "tokens": 1}
+    assert parameters == {
+        "sequences": 8,
+        "sequence": 0,
+        "token": 8,
+        "tokens": 1,
+    }
 
 
 def test_the_turn_from_which_on_inputs_differ_is_named():
@@ -87,6 +92,7 @@ def reorder(values, order):
 PLANTED = [
     *(
         (f"{value:g} for {count} tokens", "placeholders", "rollout", partial(put_in, value, count))
+        # vLLM sends -9999 for a probability of 0, and -65504 is float16's lowest
         for value in (-100.0, -9999.0, -65504.0)
         for count in (1, 2, 4)
     ),
@@ -94,9 +100,24 @@ PLANTED = [
         (f"at least {low}", "clipped", "trainer", lambda v, g, low=low: np.maximum(v, low))
         for low in (-3.0, -5.0, -8.0)
     ),
-    ("log2", "other units", "rollout", lambda v, g: v / np.log(2)),
-    ("log10 of the trainer", "other units", "trainer", lambda v, g: v / np.log(10)),
-    ("a constant", "other units", "trainer", lambda v, g: v - 4.5),
+    (
+        "log2",
+        "other units",
+        "rollout",
+        lambda v, g: v / np.log(2),
+    ),
+    (
+        "log10 of the trainer",
+        "other units",
+        "trainer",
+        lambda v, g: v / np.log(10),
+    ),
+    (
+        "a constant",
+        "other units",
+        "trainer",
+        lambda v, g: v - 4.5,
+    ),
     (
         "shift of a quarter",
         "shifted",
@@ -115,28 +136,48 @@ PLANTED = [
         "trainer",
         lambda v, g: put(v, np.s_[:], [9, 18, 27], -g.gamma(2, 2, (32, 3))),
     ),
-    ("chunks in another order", "other order", "trainer", lambda v, g: reorder(v, (0, 2, 1, 3))),
+    (
+        "chunks in another order",
+        "other order",
+        "trainer",
+        lambda v, g: reorder(v, (0, 2, 1, 3)),
+    ),
     (
         "responses exchanged",
         "exchanged",
         "trainer",
         lambda v, g: put(v, np.s_[:8], np.s_[:], v[[1, 0, 3, 2, 5, 4, 7, 6]]),
     ),
-    ("all responses moved on", "exchanged", "trainer", lambda v, g: np.roll(v, 1, axis=0)),
+    (
+        "all responses moved on",
+        "exchanged",
+        "trainer",
+        lambda v, g: np.roll(v, 1, axis=0),
+    ),
     (
         "a wrong last chunk",
         "part of the response",
         "trainer",
         lambda v, g: put(v, 3, np.s_[22:], -g.gamma(1, 3, 10)),
     ),
-    ("two tokens", "some tokens", "trainer", lambda v, g: put(v, [3, 9], [4, 7], [-15, -13])),
+    (
+        "two tokens",
+        "some tokens",
+        "trainer",
+        lambda v, g: put(v, [3, 9], [4, 7], [-15, -13]),
+    ),
     (
         "a tiny first token",
         "",
         "trainer",
         lambda v, g: PLAIN.rollout.reshape(32, 32) + 3e-5 * (np.arange(32) == 0),
     ),
-    ("sums to the end", "", "rollout", lambda v, g: v[:, ::-1].cumsum(axis=1)[:, ::-1]),
+    (
+        "sums to the end",
+        "",
+        "rollout",
+        lambda v, g: v[:, ::-1].cumsum(axis=1)[:, ::-1],
+    ),
     (
         "the sum at the last token, 0 before",
         "placeholders",
@@ -149,7 +190,12 @@ PLANTED = [
         "rollout",
         lambda v, g: np.where(g.random(v.shape) < 0.1, 0, v / np.log(2)),
     ),
-    ("values of other tokens", "", "trainer", lambda v, g: g.permutation(v.ravel())),
+    (
+        "values of other tokens",
+        "",
+        "trainer",
+        lambda v, g: g.permutation(v.ravel()),
+    ),
 ]
 
 
@@ -200,8 +246,10 @@ def test_a_constant_of_certain_tokens_too_is_no_top_p(offset, expected):
     """Top-p adds nothing to a token that is certain."""
     random = np.random.default_rng(4)
     own = -random.gamma(0.4, 3, (32, 32))
+    # an engine's rounding, which a certain token has none of
     noise = 0.01 * random.normal(size=own.shape) * np.minimum(1, -own)
-    tokens = with_values(PLAIN, trainer=own.ravel(), rollout=(own + noise - offset).ravel())
+    rollout = own + noise - offset
+    tokens = with_values(PLAIN, trainer=own.ravel(), rollout=rollout.ravel())
     assert [cause.name for cause in explain_tokens(tokens)] == ([expected] if expected else [])
 
 
@@ -217,8 +265,10 @@ def test_a_constant_of_certain_tokens_too_is_no_top_p(offset, expected):
 )
 @pytest.mark.parametrize("side", ["rollout", "trainer"])
 def test_the_coarsest_grid_of_a_side_is_named_and_no_fault(side, dtype, rounded):
+    # three times as wide: a grid is named of a side with at least 8 different values
     wide = with_values(PLAIN, rollout=3 * PLAIN.rollout, trainer=3 * PLAIN.trainer)
-    (cause,) = explain_tokens(with_side(side, lambda v, g: np.asarray(rounded(v), float), wide))
+    tokens = with_side(side, lambda v, g: np.asarray(rounded(v), float), wide)
+    (cause,) = explain_tokens(tokens)
     assert cause.parameters["dtype"] == dtype
     assert not cause.is_fault
 
@@ -233,12 +283,19 @@ def test_a_few_whole_numbers_are_no_placeholders(side, rounded):
 
 def judged(tokens, largest):
     """The verdict of tokens whose k3 is at most so large."""
-    summary = summary_of_counts(1024, 1024, float(np.abs(tokens.r).max()), 1.0)
+    summary = summary_of_counts(
+        1024,
+        1024,
+        float(np.abs(tokens.r).max()),
+        1.0,
+    )
     return judge_tokens(TokenPair(1024, summary, largest, (None, None), tokens))
 
 
 def test_what_is_no_fault_does_not_hide_the_size():
-    rollout = torch.tensor(PLAIN.trainer[::-1].copy()).bfloat16().double().numpy()
+    # in reverse order the tokens agree no more, and no cause explains that
+    reversed_values = torch.tensor(PLAIN.trainer[::-1].copy())
+    rollout = reversed_values.bfloat16().double().numpy()
     verdict = judged(with_values(PLAIN, rollout=rollout), 3.25)
     assert verdict.name == "undecided"
     assert "3.25 nats, beyond what NeMo-RL calls normal" in verdict.because
@@ -250,13 +307,15 @@ def test_log_ratios_in_place_of_values_are_a_suspected_bug():
 
 
 def test_certain_tokens_of_moved_values_are_no_placeholders():
-    own = np.where(np.random.default_rng(2).random(1024) < 0.2, 0.0, PLAIN.trainer)
+    is_certain = np.random.default_rng(2).random(1024) < 0.2
+    own = np.where(is_certain, 0.0, PLAIN.trainer)
     tokens = with_values(PLAIN, rollout=own, trainer=np.roll(own, -1))
     assert [cause.name for cause in explain_tokens(tokens)] == ["shifted"]
 
 
 def test_log_ratios_are_not_the_values_of_a_certain_response():
     rollout = PLAIN.rollout.reshape(32, 32).copy()
+    # a response of nearly certain tokens has values about as small as log-ratios
     rollout[5] *= 1e-3
     ratios = np.random.default_rng(0).normal(0, 0.01, 1024)
     assert explain_tokens(with_values(PLAIN, rollout=rollout.ravel(), trainer=ratios)) == []
@@ -281,7 +340,9 @@ def test_equal_beginnings_of_few_groups_are_no_part():
     def repeat(values, random):
         values[:, :6] = np.repeat(values[[0, 16], :6], 16, axis=0)
 
-    apart = PLAIN.rollout.reshape(32, 32) + np.random.default_rng(2).normal(0, 1e-3, (32, 32))
+    noise = np.random.default_rng(2).normal(0, 1e-3, (32, 32))
+    apart = PLAIN.rollout.reshape(32, 32) + noise
+    # repeated 16 times, each of the two would pass for a place that differs in many responses
     apart[[0, 16], 5] += 0.02
     tokens = with_side("rollout", repeat)
     tokens = with_side("trainer", lambda v, g: repeat(apart, g) or apart, tokens)
@@ -293,6 +354,7 @@ def test_equal_beginnings_of_few_groups_are_no_part():
 def test_a_temperature_is_found_beside_outliers(factor, side):
     hot = TOKENS[f"temperature {factor}"]
     values = getattr(hot, side).copy()
+    # three of 1,024: a fit by least squares would follow them
     values[[70, 300, 900]] -= [30, 25, 12]
     (cause,) = explain_tokens(with_values(hot, **{side: values}))
     assert cause.name == "temperature"
@@ -304,6 +366,7 @@ def test_the_most_likely_token_in_place_of_the_sampled_one_is_no_top_p():
     random = np.random.default_rng(3)
     logits = random.normal(0, 2.2, (1024, 200))
     values = log_softmax(logits, axis=1)
+    # Gumbel's trick: the argmax of log-probabilities and such noise is a sample
     drawn = (values + random.gumbel(size=values.shape)).argmax(axis=1)
     trainer = values[np.arange(1024), drawn]
     tokens = with_values(
@@ -318,10 +381,8 @@ def test_the_place_of_a_bad_token_is_named():
     changes = {name: change for name, _, _, change in PLANTED}
     (cause,) = explain_tokens(with_side("trainer", changes["one place"]))
     assert cause.parameters == {"part": "token 20 of each response"}
-    assert (
-        "token 22 of sequence 3"
-        in explain_tokens(with_side("trainer", changes["a wrong last chunk"]))[0].says
-    )
+    cause, *_ = explain_tokens(with_side("trainer", changes["a wrong last chunk"]))
+    assert "token 22 of sequence 3" in cause.says
 
 
 def test_values_that_both_sides_repeat_are_no_placeholders():
@@ -332,6 +393,7 @@ def test_values_that_both_sides_repeat_are_no_placeholders():
 
 
 def test_too_few_tokens_and_equal_sides_have_no_cause():
+    # fewer than the 64 tokens among which causes are looked for
     index = np.arange(10)
     few = SampledTokens(index * 0, index, -1.0 - index, -1.5 - index)
     assert explain_tokens(few) == []
@@ -341,7 +403,8 @@ def test_too_few_tokens_and_equal_sides_have_no_cause():
 
 @pytest.mark.parametrize("count", [1, 4, 7])
 def test_a_last_bit_of_a_few_tokens_has_no_cause(count):
-    trainer = -np.random.default_rng(0).exponential(size=len(PLAIN.r)).astype(np.float32)
+    random = np.random.default_rng(0)
+    trainer = -random.exponential(size=len(PLAIN.r)).astype(np.float32)
     rollout = trainer.copy()
     places = 100 * np.arange(count) + 3
     rollout[places] = np.nextafter(rollout[places], np.float32(0))
@@ -358,5 +421,7 @@ def test_a_part_that_rounds_behind_equal_bits_has_no_cause(part, size):
     for before in (0, last_bits):
         rollout = PLAIN.trainer + np.where(part(PLAIN.position), noise, before)
         assert explain_tokens(with_values(PLAIN, rollout=rollout)) == []
-    rollout = PLAIN.trainer - np.where(part(PLAIN.position), 0.5 + np.abs(noise), 0)
+    # the same part is named if it differs by more than a prefix of other kernels could hide
+    one_way = 0.5 + np.abs(noise)
+    rollout = PLAIN.trainer - np.where(part(PLAIN.position), one_way, 0)
     assert explain_tokens(with_values(PLAIN, rollout=rollout))[0].name == "part of the response"

@@ -46,12 +46,10 @@ def ordinals(values):
     """Integers in the order of the values, zeros together: the bits of positive floats are in their
     order.
     """
-    bits = values.view({2: torch.int16, 4: torch.int32}[values.dtype.itemsize]).long()
-    return torch.where(
-        bits < 0,
-        -(bits + (1 << (8 * values.dtype.itemsize - 1))),
-        bits,
-    )
+    size = values.dtype.itemsize
+    bits = values.view({2: torch.int16, 4: torch.int32}[size]).long()
+    sign = 1 << (8 * size - 1)
+    return torch.where(bits < 0, -(bits + sign), bits)
 
 
 @pytest.mark.parametrize("dtype", LOGIT_FORMATS)
@@ -70,8 +68,9 @@ def test_what_an_update_leaves_in_the_engines_dtype_is_what_torch_rounds_to(dtyp
     rounded, rounded_after = (each.to(getattr(torch, dtype)) for each in (before, after))
     assert total.elements == before.numel()
     assert total.differing == int((before != after).sum())
+    expected = (ordinals(rounded) - ordinals(rounded_after)).abs().max()
     assert total.rounded_differing == int((rounded != rounded_after).sum())
-    assert total.max_rounded_ulps == int((ordinals(rounded) - ordinals(rounded_after)).abs().max())
+    assert total.max_rounded_ulps == int(expected)
     change = (after.double() - before.double()).abs()
     assert total.max_abs == float(change.max())
     assert total.rms == pytest.approx(rms(change), rel=1e-9)
@@ -83,10 +82,14 @@ def test_bits_that_differ_are_counted_by_value(tmp_path):
     """Next values, zeros of both signs, NaNs of two payloads, a NaN and an infinity on one side."""
     a = np.array([0x3F80, 0x0000, 0x7FC0, 0x7FC0, 0x4000, 0x7F80], np.int16)
     b = np.array([0x3F81, -0x8000, 0x7FC1, 0x3F80, 0x7F80, 0x7F80], np.int16)
-    sides = [{"norm.weight": torch.from_numpy(bits).view(torch.bfloat16)} for bits in (a, b)]
+    tensors = [torch.from_numpy(bits).view(torch.bfloat16) for bits in (a, b)]
+    sides = [{"norm.weight": tensor} for tensor in tensors]
     result = compared(tmp_path, *sides)
     total = result.total
-    assert (total.elements, total.differing, total.nonfinite_mismatch, total.finite) == (6, 3, 2, 2)
+    assert total.elements == 6
+    assert total.differing == 3
+    assert total.nonfinite_mismatch == 2
+    assert total.finite == 2
     assert total.rounded_differing == 3
     assert total.max_rounded_ulps == 1
     assert total.max_abs == 2**-7
@@ -101,6 +104,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
     for n in range(3):
         shard = f"model-{n}.safetensors"
         keys = names[n::3]
+        # torch.compile puts this in front of every name
         save_file({f"_orig_mod.{key}": tensors[key] for key in keys}, tmp_path / shard)
         weight_map |= dict.fromkeys(keys, shard)
     index = tmp_path / "model.safetensors.index.json"
@@ -110,6 +114,7 @@ def test_shards_are_compared_with_one_file_in_the_order_of_a_forward(tmp_path):
     assert result.total.differing == 0
     assert result.findings == {}
     modules = list(result.modules)
+    # nine modules a layer, the embedding and the last norm: the head is tied
     assert len(modules) == 3 * 9 + 2
     assert modules[0] == "embed_tokens"
     assert modules[-1] == "norm"
@@ -137,6 +142,7 @@ def test_a_model_equals_its_gguf_with_rotary_rows_reordered(is_first, tmp_path, 
     assert result.total.elements == elements_of(MODEL / "model.safetensors")
     reordered = found(result)["layout"]
     assert reordered[:2] == [f"{Q_PROJ}.weight", "layers.0.self_attn.k_proj.weight"]
+    # queries and keys of three layers
     assert len(reordered) == 2 * 3
     texts = dict(result.findings.keys())
     assert f"in {'A' if is_first else 'B'} (heads of 64)" in texts["layout"]
@@ -162,6 +168,7 @@ PARTS = {
     f"{Q_PROJ[:-6]}{name}_proj.weight": drawn(32 if name == "q" else 16, 64, seed=ord(name))
     for name in "qkv"
 }
+# sorted as text, expert 10 would come before expert 2
 EXPERTS = {f"layers.0.mlp.experts.{n}.down_proj.weight": drawn(8, 16, seed=n) for n in range(11)}
 
 
@@ -210,6 +217,7 @@ def test_rows_in_another_order_are_found_under_quantization_noise(tmp_path):
     assert result.total.rms == pytest.approx(0.05, rel=0.1)
     unrelated = compared(tmp_path, {"x.weight": WIDE}, {"x.weight": drawn(96, 64, seed=4)})
     assert found(unrelated) == {}
+    # of two independent normals
     assert unrelated.total.rms == pytest.approx(2**0.5, rel=0.1)
 
 
@@ -217,6 +225,7 @@ def test_a_norm_stored_as_1_plus_weight_is_named_and_a_first_step_of_adam_is_not
     norm = drawn(64)
     offset = compared(tmp_path, {"norm.weight": norm}, {"norm.weight": norm + 1})
     assert found(offset) == {"offset": ["norm.weight"]}
+    # Adam's first step is the rate times the sign of the gradient
     assert found(compared(tmp_path, {"norm.weight": norm}, {"norm.weight": norm + 1e-3})) == {}
 
 
@@ -247,6 +256,7 @@ def test_a_block_is_no_larger_than_a_chunk(tmp_path, monkeypatch):
     monkeypatch.setattr(checkpoints, "CHUNK", 640)
     save_file({"x.weight": WIDE}, tmp_path / "a.safetensors")
     tensor = checkpoints.open_checkpoint(str(tmp_path / "a.safetensors")).tensors["x.weight"]
+    # 96 x 64 elements
     assert [block.size for block in tensor.blocks()] == [640] * 9 + [384]
 
 
@@ -306,9 +316,9 @@ def test_a_checkpoint_that_cannot_be_read_is_one_sentence_and_code_2(
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     make(path)
-    assert (
-        words in cli("weights", tmp_path / "a.safetensors", tmp_path / name.split("/")[0]).refusal
-    )
+    # a file of its own, or the folder that holds it
+    other = tmp_path / name.split("/")[0]
+    assert words in cli("weights", tmp_path / "a.safetensors", other).refusal
 
 
 def test_the_command_prints_layers_together_and_json_has_every_module(cli, tmp_path):

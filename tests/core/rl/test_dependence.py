@@ -18,7 +18,8 @@ LARGE = 10  # times the difference elsewhere
 TURNS = np.repeat([0, -1, 1, -1, 2], [20, 5, 15, 5, 15])  # of each token, -1: masked
 FACTS = {  # of sequence n
     "lag": ("weight_version", lambda n: str(STEP - n % 3)),
-    "weight version": ("weight_version", lambda n: f"{6 + n % 3},{7 + n % 3}"),  # the oldest counts
+    # of two versions the oldest counts
+    "weight version": ("weight_version", lambda n: f"{6 + n % 3},{7 + n % 3}"),
     "environment": ("environment", lambda n: ("math", "code", "chat")[n % 3]),
     "rank": ("sampling", lambda n: json.dumps({"rank": n % 4})),
     "stop reason": ("stop_reason", lambda n: ("completed", "truncated")[n % 2]),
@@ -46,7 +47,8 @@ def rows_of(sizes, **columns):
     rows = []
     for number, size in enumerate(sizes):
         rollout = -0.5 - random.gamma(0.6, 0.9, LENGTH)
-        trainer = rollout + np.clip(size * random.standard_normal(LENGTH), -0.5, 0.5)
+        noise = size * random.standard_normal(LENGTH)
+        trainer = rollout + np.clip(noise, -0.5, 0.5)
         values = {
             "rollout": rollout.tolist(),
             "trainer": trainer.tolist(),
@@ -74,33 +76,30 @@ def planted(quantity):
     """
     if quantity == "turn":
         groups = np.tile(TURNS, (SEQUENCES, 1))
-        return rows_of(
-            np.where(
-                groups >= 1,
-                0.02 * LARGE,
-                0.02,
-            )
-        ), groups[:, TURNS >= 0].ravel()
+        sizes = np.where(groups >= 1, 0.02 * LARGE, 0.02)
+        return rows_of(sizes), groups[:, TURNS >= 0].ravel()
     if quantity == "token version":
         # the weights are updated while a response is sampled
         switch = 4 * (np.arange(SEQUENCES) % 5)[:, None] + 8
         versions = np.where(np.arange(LENGTH) < switch, 7, 8)
-        rows = rows_of(np.where(versions == 7, 0.02 * LARGE, 0.02), step=lambda _: STEP)
-        rows = [
-            row | {"token_version": of.tolist()} for row, of in zip(rows, versions, strict=True)
-        ]
+        sizes = np.where(versions == 7, 0.02 * LARGE, 0.02)
+        rows = rows_of(sizes, step=lambda _: STEP)
+        for row, of_tokens in zip(rows, versions, strict=True):
+            row["token_version"] = of_tokens.tolist()
         return rows, versions[:, TURNS >= 0].ravel()
     column, of = FACTS[quantity]
     keys = np.array([of(number) for number in range(SEQUENCES)])
     large = LARGE_IN[quantity]
-    middle = np.where(keys == "8", 0.02 * LARGE / 3, 0.02) if quantity == "lag" else 0.02
-    sizes = np.where(keys == large, 0.02 * LARGE, middle)[:, None] * np.ones(LENGTH)
+    usual = 0.02
+    if quantity == "lag":
+        # one step behind differs a third as much as two: a lag grows
+        usual = np.where(keys == "8", 0.02 * LARGE / 3, 0.02)
+    of_sequence = np.where(keys == large, 0.02 * LARGE, usual)
+    sizes = of_sequence[:, None] * np.ones(LENGTH)
+    # without the trainer's step a version has no lag
     steps = {} if quantity == "weight version" else {"step": lambda _: STEP}
     groups = NUMBERS.get(quantity, str)
-    of_tokens = np.repeat(
-        [groups(key) for key in keys],
-        (TURNS >= 0).sum(),
-    )
+    of_tokens = np.repeat([groups(key) for key in keys], (TURNS >= 0).sum())
     return rows_of(sizes, **{column: of}, **steps), of_tokens
 
 
@@ -119,7 +118,8 @@ CAUSES = {
 def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_path):
     rows, groups = planted(quantity)
     name = "weight version" if quantity == "token version" else quantity
-    r = np.concatenate([np.subtract(row["trainer"], row["rollout"])[TURNS >= 0] for row in rows])
+    differences = [np.subtract(row["trainer"], row["rollout"]) for row in rows]
+    r = np.concatenate([each[TURNS >= 0] for each in differences])
     each = np.unique(groups)
     parts = [np.abs(r[groups == value]) for value in each]
     with run_of(tmp_path, rows) as run:
@@ -132,9 +132,12 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
         [part.mean() for part in parts],
         rel=1e-9,
     )
-    between = sum(len(part) * (part.mean() - np.abs(r).mean()) ** 2 for part in parts)
+    mean = np.abs(r).mean()
+    between = sum(len(part) * (part.mean() - mean) ** 2 for part in parts)
     within = sum(part.var() * len(part) for part in parts)
-    share = (between - (len(parts) - 1) * within / (len(r) - len(parts))) / (between + within)
+    # Kelley's epsilon squared (1935): without what so many groups of noise would explain
+    by_chance = (len(parts) - 1) * within / (len(r) - len(parts))
+    share = (between - by_chance) / (between + within)
     assert shares[name] == pytest.approx(share, rel=1e-9)
     assert next(iter(shares)) == ("lag" if quantity == "token version" else name)
     expected, words = CAUSES[quantity]
@@ -145,9 +148,8 @@ def test_a_planted_quantity_explains_most_and_explain_names_it(quantity, tmp_pat
 
 def test_groups_that_mean_nothing_explain_nothing_and_are_not_named(tmp_path):
     columns = dict(FACTS.values())
-    with run_of(
-        tmp_path,
-        rows_of(np.full((SEQUENCES, LENGTH), 0.02), step=lambda n: n // 8, **columns),
-    ) as run:
+    sizes = np.full((SEQUENCES, LENGTH), 0.02)
+    rows = rows_of(sizes, step=lambda n: n // 8, **columns)
+    with run_of(tmp_path, rows) as run:
         assert max(mismatch_json(run)["explained_by"].values()) < 0.02
         assert explain_tokens(sample_tokens(run)) == []

@@ -63,12 +63,11 @@ def test_a_file_of_a_framework_has_its_arrays(files, names, step, tmp_path):
         trained += mask.sum()
         assert rows["token_id"].tolist() == EXPECTED[f"tokens{prompt}"].tolist()
         assert rows["is_trained"].tolist() == mask.tolist()
+        # frameworks leave any value at tokens that are not trained
         for column, name in (("reference", "rollout"), ("variant", "trainer")):
             values = rows[column].to_numpy(float)[mask]
-            np.testing.assert_array_equal(
-                values,
-                EXPECTED[f"{name}{prompt}"][mask].astype(float),
-            )
+            expected = EXPECTED[f"{name}{prompt}"][mask].astype(float)
+            np.testing.assert_array_equal(values, expected)
     assert summary.finite == trained
 
 
@@ -79,10 +78,9 @@ def test_what_else_the_frameworks_say_of_tokens_and_sequences(tmp_path):
     assert sequences["weight_version"].tolist() == ["3", "3,4", "3,4"]
     mask = EXPECTED["mask1"].astype(bool)
     rows = tokens[tokens["prompt"] == 1]
-    np.testing.assert_array_equal(
-        rows["entropy"].to_numpy(float),
-        -EXPECTED["trainer1"].astype(float),
-    )
+    entropy = rows["entropy"].to_numpy(float)
+    # the files were made with the trainer's values as entropies, and half the mask as advantages
+    np.testing.assert_array_equal(entropy, -EXPECTED["trainer1"].astype(float))
     assert rows["advantage"].tolist() == (mask * 0.5).tolist()
     _, sequences, _ = read(tmp_path / "prime", *PRIME)
     assert set(sequences["environment"]) == {"gsm8k"}
@@ -137,6 +135,7 @@ def test_documented_columns_are_read_and_masked_ends_cut(form, tmp_path):
     first = {
         "environment": "math",
         "reward": 1.5,
+        # the last token has no entropy, the first is cut off with the mask
         "entropy": [0.5, 0.25, None],
     }
     rows = [
@@ -169,7 +168,15 @@ def altered(folder, change):
     return target
 
 
-@pytest.mark.parametrize("value", [np.nan, -np.inf, np.inf, -9999.0])
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.nan,
+        -np.inf,
+        np.inf,
+        -9999.0,
+    ],
+)
 @pytest.mark.parametrize("is_trained", [0, 1])
 def test_a_value_that_is_no_log_probability_is_missing_and_of_no_weight_if_masked(
     value,
@@ -195,7 +202,10 @@ def save_npz(path, arrays):
 
 @pytest.mark.parametrize(
     ("name", "save"),
-    [("a.npz", save_npz), ("a.pt", lambda path, arrays: torch.save(arrays, path))],
+    [
+        ("a.npz", save_npz),
+        ("a.pt", lambda path, arrays: torch.save(arrays, path)),
+    ],
 )
 @pytest.mark.parametrize(
     "keys",
@@ -208,7 +218,8 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
     sides = [-torch.rand(12, 32, generator=random).to(dtype) for _ in keys]
     mask = torch.ones(12, 32, dtype=torch.int64)
     mask[3, 20:] = mask[5] = 0
-    save(tmp_path / name, {**dict(zip(keys, sides, strict=True)), "response_mask": mask})
+    arrays = dict(zip(keys, sides, strict=True))
+    save(tmp_path / name, {**arrays, "response_mask": mask})
     tokens, sequences, summary = read(tmp_path, tmp_path / name)
     assert len(sequences) == 11
     assert summary.finite == int(mask.sum())
@@ -219,7 +230,9 @@ def test_arrays_named_as_log_probabilities_are_responses(name, save, keys, dtype
 def batch(**changes):
     random = torch.Generator().manual_seed(1)
     sides = [-torch.rand(12, 32, generator=random) for _ in range(2)]
-    mask = torch.arange(32) < torch.tensor([20, 32, 0]).repeat(4)[:, None]
+    # 20 tokens, all and none, four times
+    lengths = torch.tensor([20, 32, 0]).repeat(4)
+    mask = torch.arange(32) < lengths[:, None]
     arrays = dict(zip(("rollout_log_probs", "old_log_probs"), sides, strict=True))
     return arrays | {"response_mask": mask} | changes
 
@@ -243,8 +256,16 @@ def test_a_masked_token_needs_no_id_and_entropies_are_read(tmp_path):
     assert tokens["entropy"].tolist() == arrays["entropys"][mask].double().tolist()
 
 
-@pytest.mark.parametrize("mask", [[0, 1, 1], [1, 0, 1], [1, 1, 0]])
+@pytest.mark.parametrize(
+    "mask",
+    [
+        [0, 1, 1],
+        [1, 0, 1],
+        [1, 1, 0],
+    ],
+)
 def test_a_masked_token_of_a_row_needs_no_id(mask, tmp_path):
+    # -100 is what torch's cross-entropy ignores
     ids = [5 if of_loss else -100 for of_loss in mask]
     path = write_lines(tmp_path / "a.jsonl", [row(token_ids=ids, mask=mask), row()])
     tokens, _, summary = read(tmp_path, path)
@@ -277,7 +298,10 @@ def test_a_tensor_of_a_graph_is_read(tmp_path):
 
 @pytest.mark.parametrize(
     ("files", "ranks"),
-    [(PRIME, [0, 0, 1]), (MILES, [0, 0, 0])],
+    [
+        (PRIME, [0, 0, 1]),
+        (MILES, [0, 0, 0]),
+    ],
 )
 def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
     _, sequences, _ = read(tmp_path, *files)
@@ -285,10 +309,14 @@ def test_the_rank_is_that_of_the_file(files, ranks, tmp_path):
 
 
 def test_half_a_character_of_a_text_refuses_no_file(tmp_path):
-    rows = [
-        {"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -2], "environment": text}
-        for text in ("plain", "\ud800", "\udc00x")
-    ]
+    # JSON escapes half a surrogate pair, and UTF-8 has no bytes for it
+    texts = "plain", "\ud800", "\udc00x"
+    plain = {
+        "token_ids": [1, 2],
+        "rollout": [-1, -2],
+        "trainer": [-1, -2],
+    }
+    rows = [plain | {"environment": text} for text in texts]
     path = write_lines(tmp_path / "rows.jsonl", rows)
     _, sequences, _ = read(tmp_path, path)
     assert sequences["environment"].tolist() == ["plain", r"\ud800", r"\udc00x"]
@@ -297,6 +325,7 @@ def test_half_a_character_of_a_text_refuses_no_file(tmp_path):
 def test_a_response_of_no_tokens_is_left_out(tmp_path):
     def change(samples):
         for name, value in samples[0].items():
+            # `tokens` are of prompt and response: with no response they are all of the prompt
             if name != "tokens" and np.ndim(value):
                 samples[0][name] = value[:0]
         samples[0]["response_lengths"] = 0
@@ -326,6 +355,7 @@ def test_experts_in_the_files_of_slime_and_miles_are_those_of_the_tokens(write, 
         for sample in samples:
             rows = len(sample["tokens"]) - 1
             sample["rollout_routed_experts"] = write(EXPERTS[:rows])
+        # three rows too many are a capture of another sequence, and left out
         samples[1]["rollout_routed_experts"] = write(EXPERTS[: rows + 3])
 
     _, sequences, _ = read(tmp_path, altered(tmp_path, change))
@@ -348,7 +378,11 @@ def test_experts_of_nemo_rl_end_with_the_tokens(tmp_path):
 
 def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
     ids = EXPERTS[:2]
-    rows = [row(routed_experts=ids.tolist()), row(routed_experts=[[[0] * 3] * 2] * 2), row()]
+    rows = [
+        row(routed_experts=ids.tolist()),
+        row(routed_experts=[[[0] * 3] * 2] * 2),
+        row(),
+    ]
     path = write_lines(tmp_path / "a.jsonl", rows)
     with ingested(Store(tmp_path / "runs"), path) as run:
         assert "(1 of 2 sequences)" in run.header.provenance.note
@@ -359,7 +393,11 @@ def test_a_capture_that_lies_is_named_and_the_rest_is_stored(tmp_path):
 
 
 def test_masked_tokens_before_the_response_follow_the_prompt(tmp_path):
-    rows = [row(mask=[0, 1, 1], prompt_token_ids=[1, 2]), row(mask=[0, 1, 1]), row()]
+    rows = [
+        row(mask=[0, 1, 1], prompt_token_ids=[1, 2]),
+        row(mask=[0, 1, 1]),
+        row(),
+    ]
     _, sequences, _ = read(tmp_path, write_lines(tmp_path / "a.jsonl", rows))
     assert sequences["prompt_token_ids"].fillna("").tolist() == ["[1,2,5]", "[5]", ""]
 
@@ -375,6 +413,7 @@ class Anything:
         (lambda s: s[0].update(loss_masks=torch.ones(3)), "a mask of 3 for 12 tokens"),
         (lambda s: s[0].update(log_probs=torch.ones(3)), "has 3 `log_probs`; expected 12"),
         (lambda s: s[0].update(extra=Anything()), "Anything, and only tensors"),
+        # the file's own numbers must not decide how much memory is taken
         (lambda s: s[0].update(cp_size=30_000_000), "at most 4096"),
         (
             lambda s: s[0].update(log_probs=torch.zeros(1).expand(10**13)),
@@ -407,6 +446,7 @@ def test_a_bad_row_or_file_is_one_sentence_and_stores_nothing(source, says, stor
 def test_files_that_do_not_fit_are_one_sentence_and_store_nothing(store, tmp_path):
     prime = ROLLOUTS / PRIME[0]
     cut = tmp_path / "rank_0.jsonl"
+    # within the last row
     cut.write_bytes(prime.read_bytes()[:-700])
     refused(store, "rank_0.jsonl: cannot be read as rows of tokens", cut)
     refused(store, "occurs twice", prime, shutil.copy(prime, tmp_path / "rank_9.jsonl"))

@@ -42,15 +42,20 @@ def values_of(run, framework="ulpscope"):
 
 def test_figures_are_compared_with_what_frameworks_call_normal(made):
     run, r = made
+    # beyond the 0.001 nats of NeMo-RL's guide
     assert np.mean(np.expm1(r) - r) > 0.001
     usual = {row["name"]: row["is_usual"] for row in rl.figures_of(run)}
-    expected = {"k3": False, "ess": True, "ratio": True, "mean_abs": None}
+    expected = {
+        "k3": False,
+        "ess": True,
+        "ratio": True,
+        "mean_abs": None,
+    }
     assert {name: usual[name] for name in expected} == expected
-    (slime, *_), (miles,) = (rl.figures_of(run, name) for name in ("slime", "miles"))
-    assert [each["usual"] for each in (slime, miles)] == [
-        "at most 0.1 (slime)",
-        "at most 0.03 (miles)",
-    ]
+    slime = rl.figures_of(run, "slime")[0]
+    (miles,) = rl.figures_of(run, "miles")
+    assert slime["usual"] == "at most 0.1 (slime)"
+    assert miles["usual"] == "at most 0.03 (miles)"
 
 
 def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
@@ -61,15 +66,17 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert mean["low"] <= mean["value"] <= mean["high"]
     assert values["max_abs"]["high"] is None
     k3 = np.sort(np.expm1(r) - r)[::-1]
+    tokens_of_half = np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1
     counts = rl.summary(run, "tokens")
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
-        "half": np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1,
+        "half": tokens_of_half,
         "masked": 0,
         "missing": 0,
     }
-    monkeypatch.setattr(rl, "_TOKENS_AT_ONCE", 30)  # read in parts
+    # fewer than the longest sequence has: tokens are read in parts
+    monkeypatch.setattr(rl, "_TOKENS_AT_ONCE", 30)
     again = rl.summaries(run)
     assert again["tokens"] == counts
     values = [row["value"] for row in rl.figures_of(run, "verl")]
@@ -87,12 +94,17 @@ def test_steps_that_stand_out_have_figures_of_their_own():
 
 
 def test_files_without_a_token_that_both_sides_have_are_a_run_without_figures(store, tmp_path):
-    row = {"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [None, None]}
+    row = {
+        "token_ids": [1, 2],
+        "rollout": [-1.0, -2.0],
+        "trainer": [None, None],
+    }
     (tmp_path / "a.jsonl").write_text(json.dumps(row))
     with ingested(store, tmp_path / "a.jsonl") as run:
         assert not run.has_rollouts
 
 
+# at 1e-9 a token's k3 is 5e-19, which exp(r) - 1 - r would round to 0
 @pytest.mark.parametrize("size", [1.0, 1e-9])
 def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, store, tmp_path):
     random = np.random.default_rng(5)
@@ -109,16 +121,18 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
     with ingested(store, tmp_path / "a.parquet") as run:
         values = values_of(run)
         half = rl.summary(run, "tokens")["half"]
-    for name, share in (("p50", 0.5), ("p99", 0.99), ("p99.9", 0.999)):
+    for name, share in (
+        ("p50", 0.5),
+        ("p99", 0.99),
+        ("p99.9", 0.999),
+    ):
         assert values[name] == pytest.approx(
             np.quantile(np.abs(r), share),
             rel=1e-4,
         )
     k3 = np.sort(np.expm1(r) - r)[::-1]
-    assert half == pytest.approx(
-        np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1,
-        abs=2,
-    )
+    tokens_of_half = np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1
+    assert half == pytest.approx(tokens_of_half, abs=2)
 
 
 RAGGED = json.loads(
@@ -131,10 +145,10 @@ def ragged(tmp_path_factory):
     """A run of responses that are partly empty or masked out, with outliers."""
     folder = tmp_path_factory.mktemp("ragged")
     names = ("rollout", "trainer", "mask")
-    rows = [
-        {"token_ids": [0] * 12, **dict(zip(names, values, strict=True))}
-        for values in zip(*map(RAGGED.get, names), strict=True)
-    ]
+    rows = []
+    for values in zip(*map(RAGGED.get, names), strict=True):
+        row = dict(zip(names, values, strict=True))
+        rows.append({"token_ids": [0] * 12, **row})
     path = write_lines(folder / "a.jsonl", rows)
     with ingested(Store(folder / "runs"), path) as run:
         yield run
@@ -145,19 +159,17 @@ def test_figures_of_ragged_responses_are_those_of_the_frameworks_own_functions(f
     values = values_of(ragged, framework)
     # verl divides by the number of tokens + 1e-8, and by the mean weight + 1e-8, squared.
     assert values == pytest.approx(RAGGED["expected"][framework], rel=3e-8, abs=1e-8)
-    assert (
-        "3 responses without a token of the loss: counted"
-        in rl.mismatch_json(ragged, framework)["left_out"]
-    )
+    left_out = rl.mismatch_json(ragged, framework)["left_out"]
+    assert "3 responses without a token of the loss: counted" in left_out
 
 
 def test_nemo_rl_does_not_clamp_and_what_is_in_no_figure_is_said(ragged):
-    r = (np.array(RAGGED["trainer"]) - RAGGED["rollout"])[np.array(RAGGED["mask"], bool)]
+    differences = np.array(RAGGED["trainer"]) - RAGGED["rollout"]
+    r = differences[np.array(RAGGED["mask"], bool)]
     values = values_of(ragged, "nemo-rl")
     assert values["sampling_importance_ratio"] == pytest.approx(np.exp(r).mean(), rel=1e-12)
-    assert "3 responses without a token of the loss: in no figure." in rl.sentence(
-        rl.mismatch_json(ragged),
-    )
+    sentence = rl.sentence(rl.mismatch_json(ragged))
+    assert "3 responses without a token of the loss: in no figure." in sentence
 
 
 def test_an_unknown_framework_is_refused_with_those_known(made):
@@ -167,12 +179,9 @@ def test_an_unknown_framework_is_refused_with_those_known(made):
 
 def test_shares_beyond_a_bar_are_those_of_the_arrays(made):
     run, r = made
+    # IcePop's bounds
     outside = (np.exp(r) < 0.5) | (np.exp(r) > 5)
     k3 = np.expm1(r) - r
     bars = rl.bars(run).set_index("bar")
-    assert bars.iloc[1].tolist() == pytest.approx(
-        [
-            outside.mean(),
-            k3[outside].sum() / k3.sum(),
-        ]
-    )
+    share_of_k3 = k3[outside].sum() / k3.sum()
+    assert bars.iloc[1].tolist() == pytest.approx([outside.mean(), share_of_k3])

@@ -21,7 +21,11 @@ def run_in(framework, script, *words):
     python = FRAMEWORKS / framework / "bin" / "python"
     if not python.exists():
         pytest.skip(f"no {framework} here: make frameworks")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRL_EXPERIMENTAL_SILENCE": "1"}
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "TRL_EXPERIMENTAL_SILENCE": "1",
+    }
     command = [python, "-P", f"tests/core/rl/{script}.py", *words]
     done = ran(command, cwd=ROOT, env=environment, timeout=1800)
     return json.loads(done.stdout.splitlines()[-1])

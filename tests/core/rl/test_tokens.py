@@ -42,6 +42,7 @@ def rows():
     """
     rng = np.random.default_rng(3)
     made = []
+    # 300 tokens in all
     for length in (1, 40, 7, *[36] * 7):
         values = -rng.exponential(size=length).round(4)
         less = rng.exponential(size=length) / 100
@@ -55,6 +56,7 @@ def rows():
 
 
 def parquet(path, rows):
+    # several row groups, which are read one after another
     pq.write_table(pa.Table.from_pylist(rows), path, row_group_size=3)
     return path
 
@@ -141,7 +143,8 @@ def test_files_of_a_side_each_are_joined_by_name_or_in_order(form, rows, store, 
     del expected["response"]["settings"]
     for names in (None, [f"s{number}" for number in range(len(rows))]):
         reference, variant = (one_side(rows, side, names) for side in SIDES)
-        if names is not None:  # in another order, and one that is alone
+        # in another order, and one that is alone
+        if names is not None:
             variant.append(
                 {
                     "token_ids": [1],
@@ -200,8 +203,10 @@ GOOD = {
     ],
 )
 def test_a_bad_row_is_a_sentence_and_nothing_is_stored(bad, says, store, tmp_path):
+    # DuckDB takes `*` and `?` in a path for a pattern
+    path = write_lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])
     with pytest.raises(DumpError) as refused:
-        ingest(store, [write_lines(tmp_path / "a*b?.jsonl", [GOOD, {**GOOD, **bad}])])
+        ingest(store, [path])
     assert says in str(refused.value)
     assert "\n" not in str(refused.value)
     assert not list(store.paths())
@@ -227,8 +232,16 @@ def test_a_packed_file_is_the_plain_one(pack, rows, store, tmp_path):
 def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
     """As target less log-sum in bfloat16 makes them; what is masked does not count."""
     above = {**GOOD, "variant": [0.03, -2.0]}
-    masked = {**GOOD, "variant": [-1.0, 7.0], "mask": [1, 0]}
-    empty = {"token_ids": [], "reference": [], "variant": []}
+    masked = {
+        **GOOD,
+        "variant": [-1.0, 7.0],
+        "mask": [1, 0],
+    }
+    empty = {
+        "token_ids": [],
+        "reference": [],
+        "variant": [],
+    }
     path = write_lines(tmp_path / "a.jsonl", [above, masked, empty])
     with ingested(store, path) as run:
         note = run.header.provenance.note
@@ -242,7 +255,8 @@ def test_values_just_above_zero_are_taken_and_counted(store, tmp_path):
 def test_a_damaged_footer_is_a_sentence(rows, store, tmp_path):
     path = parquet(tmp_path / "a.parquet", rows)
     data = bytearray(path.read_bytes())
-    start = data.index(b"token_ids")  # in the schema
+    # in the schema
+    start = data.index(b"token_ids")
     data[start : start + 4] = b"\xff" * 4
     path.write_bytes(data)
     refused(store, "damaged or cut off", path)
@@ -266,10 +280,11 @@ def test_a_file_cut_in_half_is_a_sentence(form, rows, store, tmp_path):
 )
 def test_two_files_that_do_not_fit_are_a_sentence(names, changed, says, store, tmp_path):
     is_named = len(names) == 2
-    reference = one_side([GOOD, GOOD], "reference", ["c", "d"] if is_named else None)
-    variant = one_side(
-        [GOOD, {**GOOD, **changed}][: len(names)], "variant", names if is_named else None
-    )
+    reference_names = ["c", "d"] if is_named else None
+    variant_names = names if is_named else None
+    rows = [GOOD, {**GOOD, **changed}][: len(names)]
+    reference = one_side([GOOD, GOOD], "reference", reference_names)
+    variant = one_side(rows, "variant", variant_names)
     paths = [
         write_lines(tmp_path / f"{number}.jsonl", rows)
         for number, rows in enumerate((reference, variant))
@@ -303,7 +318,8 @@ def test_a_long_run_is_summed_up_and_never_read_as_a_whole(rows, store, tmp_path
     with opened(store, run_id) as run:
         assert run_json(run) == whole
         assert whole["positions"] == 300
-        assert run.positions_of(0, 3).equals(table[table["prompt"] == 3].reset_index(drop=True))
+        of_prompt = table[table["prompt"] == 3].reset_index(drop=True)
+        assert run.positions_of(0, 3).equals(of_prompt)
         assert run.largest(0)["max_abs"].iloc[0] == largest
         with pytest.raises(StoreError, match="too long"):
             run.positions(0)
@@ -343,11 +359,16 @@ def test_a_file_is_described_and_no_command_is_named_that_could_not_run(
 
 
 def test_a_tokenizer_gives_the_texts_of_the_tokens(store, tmp_path):
-    row = {"token_ids": [5, 300, 5], "reference": [-1.0, -2.0, -3.0], "variant": [-1.0, -2.1, -3.0]}
+    row = {
+        "token_ids": [5, 300, 5],
+        "reference": [-1.0, -2.0, -3.0],
+        "variant": [-1.0, -2.1, -3.0],
+    }
     path = write_lines(tmp_path / "a.jsonl", [row])
     texts = texts_by(str(ROOT / "sample_runs/model"))
     with opened(store, ingest(store, [path], texts_of=texts)) as run:
         assert run.vocabulary == texts([5, 300])
-        assert tokens_of(run, 0)["text"].tolist() == [texts([id])[id] for id in row["token_ids"]]
+        expected = [texts([id])[id] for id in row["token_ids"]]
+        assert tokens_of(run, 0)["text"].tolist() == expected
     with pytest.raises(CaptureError, match="no such folder"):
         texts_by(str(tmp_path / "none"))

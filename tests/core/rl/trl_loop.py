@@ -51,7 +51,11 @@ def main(fault_step):
     def roll_out(prompts, trainer):
         engine.load_state_dict(trainer.accelerator.unwrap_model(trainer.model).state_dict())
         temperature = 0.7 if trainer.state.global_step >= fault_step >= 0 else 1.0
-        output = {"prompt_ids": [], "completion_ids": [], "logprobs": []}
+        output = {
+            "prompt_ids": [],
+            "completion_ids": [],
+            "logprobs": [],
+        }
         for prompt in prompts:
             ids, cache, tokens, values = tokenizer(prompt)["input_ids"], None, [], []
             given = torch.tensor([ids])

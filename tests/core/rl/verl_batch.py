@@ -26,6 +26,7 @@ TEMPERATURE = 0.7
 def main():
     """Sample tokens of random logits at a temperature, score them at 1, and check the batches."""
     warnings = []
+    # a filter that keeps every record
     logging.getLogger("ulpscope").addFilter(
         lambda record: warnings.append(record.getMessage()) or True,
     )
@@ -38,9 +39,14 @@ def main():
     logits = 3 * torch.randn(*shape, 50)
     trainer = logits.log_softmax(-1)
     noisy = logits + 0.01 * torch.randn_like(logits)
-    mask = (torch.arange(shape[1]) < torch.tensor(LENGTHS)[:, None]).long()
+    lengths = torch.tensor(LENGTHS)[:, None]
+    mask = (torch.arange(shape[1]) < lengths).long()
     results = {}
-    for name, temperature in (("clean", 1.0), ("attention mask", 1.0), ("nested", TEMPERATURE)):
+    for name, temperature in (
+        ("clean", 1.0),
+        ("attention mask", 1.0),
+        ("nested", TEMPERATURE),
+    ):
         rollout = (noisy / temperature).log_softmax(-1)
         responses = torch.multinomial(rollout.exp().flatten(0, 1), 1).view(shape)
         sides = [side.gather(-1, responses[..., None])[..., 0] for side in (rollout, trainer)]
@@ -62,15 +68,12 @@ def main():
             }
             data = DataProto(batch=TensorDict(ragged, batch_size=len(LENGTHS)).to_padded_tensor())
         else:
-            of_prompt = {"prompts": torch.ones(len(LENGTHS), PROMPT, dtype=torch.long)}
-            whole = torch.cat(
-                [torch.ones(len(LENGTHS), PROMPT, dtype=torch.long), mask],
-                1,
-            )
-            masks = (
-                {"attention_mask": whole} if name == "attention mask" else {"response_mask": mask}
-            )
-            data = DataProto.from_dict(batch | of_prompt | masks)
+            prompt = torch.ones(len(LENGTHS), PROMPT, dtype=torch.long)
+            masks = {"response_mask": mask}
+            # the mask of prompt and response is all that some batches of verl have
+            if name == "attention mask":
+                masks = {"attention_mask": torch.cat([prompt, mask], 1)}
+            data = DataProto.from_dict(batch | {"prompts": prompt} | masks)
         r = (sides[1] - sides[0])[mask == 1].double()
         torch_figures = {
             "mean_abs": float(r.abs().mean()),

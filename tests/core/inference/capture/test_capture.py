@@ -38,9 +38,8 @@ class Collected:
         return np.concatenate(self.sides[number])
 
     def digest(self):
-        return hashlib.sha256(
-            b"".join(self.side(n).tobytes() for n in range(len(self.sides))),
-        ).hexdigest()
+        content = b"".join(self.side(n).tobytes() for n in range(len(self.sides)))
+        return hashlib.sha256(content).hexdigest()
 
 
 def collect(plan):
@@ -56,7 +55,8 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype, model_folders)
     plan = planned(loaded, PROMPTS)
     sink = collect(plan)
     with torch.inference_mode():
-        logits = torch.cat([loaded.model(torch.tensor([ids])).logits[0] for ids in plan.token_ids])
+        outputs = [loaded.model(torch.tensor([ids])) for ids in plan.token_ids]
+        logits = torch.cat([output.logits[0] for output in outputs])
     signed = torch.int32 if dtype == "float32" else torch.int16
     expected = logits.view(signed).numpy().view(plan.header.format.carrier)
     assert sink.side(0).dtype == plan.header.format.carrier
@@ -67,8 +67,10 @@ def test_a_capture_holds_the_bits_of_the_models_own_logits(dtype, model_folders)
 
 
 def test_bits_keep_nan_payloads_and_the_sign_of_zero():
+    # a quiet and a signalling NaN with payloads, -0, 0, the least subnormal and infinity
     patterns = torch.tensor([0x7FC1, 0x7F81, -0x8000, 0, 0x0001, 0x7F80], dtype=torch.int16)
-    assert np.array_equal(bits_of(patterns.view(torch.bfloat16)), patterns.numpy().view(np.uint16))
+    bits = bits_of(patterns.view(torch.bfloat16))
+    assert np.array_equal(bits, patterns.numpy().view(np.uint16))
 
 
 @pytest.mark.parametrize("rows_a_chunk", [1, 4, 1000])
@@ -140,6 +142,7 @@ def test_a_plan_that_cannot_be_run_is_one_sentence(prompts, variant, sentence, l
 
 @pytest.mark.parametrize("seed", [-1, 1 << 63])
 def test_a_seed_that_torch_does_not_take_is_refused_in_a_sentence(seed, llama):
+    # 2^63 is one more than a signed integer of 64 bits holds
     with pytest.raises(UsageError, match=f"--seed {seed}: expected a whole number"):
         planned(llama, ["x"], seed=seed)
 

@@ -37,13 +37,11 @@ def tokens_of_forwards(loaded):
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_without_weights_every_shape_and_limit_is_there_and_nothing_is_held(name, model_folders):
-    empty, whole = (
-        shapes(model_folders[name]),
-        on_cpu(model_folders[name]),
-    )
-    assert {key: value.shape for key, value in empty.model.state_dict().items()} == {
-        key: value.shape for key, value in whole.model.state_dict().items()
-    }
+    empty = shapes(model_folders[name])
+    whole = on_cpu(model_folders[name])
+    of_empty = {key: value.shape for key, value in empty.model.state_dict().items()}
+    of_whole = {key: value.shape for key, value in whole.model.state_dict().items()}
+    assert of_empty == of_whole
     assert all(parameter.is_meta for parameter in empty.model.parameters())
     for same in (
         "name",
@@ -112,9 +110,8 @@ def test_logits_that_do_not_fit_beside_the_weights_are_refused(model_folders, mo
     plan = planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
     needed = plan.paths[0].working_bytes(loaded, max(map(len, plan.token_ids)))
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes)
-    assert (
-        costs_of(planned(loaded, PROMPTS, "prefill+batch:64", ["decode"]))["free_bytes"] == needed
-    )
+    foreseen = costs_of(planned(loaded, PROMPTS, "prefill+batch:64", ["decode"]))
+    assert foreseen["free_bytes"] == needed
     monkeypatch.setattr(devices, "free_bytes", lambda device: needed + loaded.weight_bytes - 1)
     with pytest.raises(CaptureError, match=r"path 'prefill\+batch:64': a batch"):
         planned(loaded, PROMPTS, "prefill+batch:64", ["decode"])
@@ -145,15 +142,10 @@ def test_the_devices_are_those_a_model_can_be_loaded_on(model_folders):
     found = devices_here()
     assert found[0][0] == "cpu"
     for name, chip, free in found:
-        assert (
-            load_model(
-                str(model_folders["llama"]),
-                dtype="float32",
-                device=name,
-                weights=False,
-            ).device_name
-            == chip
+        shaped = load_model(
+            str(model_folders["llama"]), dtype="float32", device=name, weights=False
         )
+        assert shaped.device_name == chip
         assert free is None or free > 0
 
 
@@ -161,7 +153,8 @@ def test_what_is_generated_is_counted_as_the_most_it_can_be(llama, model_folders
     """Twice the prompt's forwards and one a token, both to find the tokens and to keep their
     logits; the real capture as oracle.
     """
-    what, shaped = (PROMPTS, "chunked:5", ["decode"]), shapes(model_folders["llama"])
+    what = PROMPTS, "chunked:5", ["decode"]
+    shaped = shapes(model_folders["llama"])
     foreseen = costs_of(planned(shaped, *what, tokens=6, kv=False, is_dry=True))
     with tokens_of_forwards(llama) as seen:
         plan = planned(llama, *what, tokens=6, kv=False)

@@ -40,13 +40,14 @@ def bfloat16():
 def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
     loaded, prompts, rows = bfloat16
     wide = tiny_model("llama", "bfloat16")
-    wide.model.float()  # the same weights, widened by other code
-    models = {"baseline": loaded, "float32": LoadedModel(**{**vars(wide), "dtype": "float32"})}
+    # the same weights, widened by other code
+    wide.model.float()
+    widened = LoadedModel(**{**vars(wide), "dtype": "float32"})
+    models = {"baseline": loaded, "float32": widened}
     for name, model in models.items():
-        sides = [
-            torch.cat([logits_of(path, model, ids) for ids in prompts])
-            for path in ("prefill", "decode")
-        ]
+        sides = []
+        for path in ("prefill", "decode"):
+            sides.append(torch.cat([logits_of(path, model, ids) for ids in prompts]))
         difference = sides[0].double() - sides[1].double()
         row = rows[name]
         assert row.neq == int((difference != 0).sum())
@@ -54,7 +55,8 @@ def test_the_pair_as_it_is_and_in_float32_are_what_torch_counts(bfloat16):
         assert row.max_abs == float(difference.abs().max())
         assert row.rms == pytest.approx(rms(difference), rel=1e-12)
         assert row.noise_ratio == pytest.approx(row.rms / 0.5)
-        assert row.flips == int((sides[0].argmax(1) != sides[1].argmax(1)).sum())
+        is_flip = sides[0].argmax(1) != sides[1].argmax(1)
+        assert row.flips == int(is_flip.sum())
         assert row.compute_dtype == model.dtype
     assert rows["float32"].neq > 0
 
@@ -84,7 +86,8 @@ def test_a_mitigation_that_a_cpu_cannot_use_is_a_row_with_the_reason(bfloat16):
     assert rows["TF32 off"].neq is None
     assert rows["TF32 off"].share is None
     tf32 = [parse_path("prefill"), parse_path("prefill+tf32")]
-    with pytest.raises(CaptureError, match="tf32 needs CUDA"):  # the pair itself cannot run
+    # the pair itself cannot run
+    with pytest.raises(CaptureError, match="tf32 needs CUDA"):
         mitigations_of(
             tiny_model("llama"),
             [[1, 2, 3]],
@@ -107,9 +110,11 @@ def test_an_overflow_on_one_side_has_no_size_and_float32_leaves_none():
     down = loaded.model.model.layers[2].mlp.down_proj
     plain = down.forward
 
-    def overflowing(x):  # if one token is computed alone, in float16
+    def overflowing(x):
         out = plain(x)
-        return out + float("inf") if x.shape[1] == 1 and x.dtype == torch.float16 else out
+        # if one token is computed alone, in float16
+        is_step = x.shape[1] == 1 and x.dtype == torch.float16
+        return out + float("inf") if is_step else out
 
     down.forward = overflowing
     rows = tried(loaded, [list(tiny_prompts(loaded)[0][:12])])
@@ -128,7 +133,8 @@ def test_shares_are_ratios_of_the_throughput_in_the_same_rounds(monkeypatch):
 
     def seconds(loaded, path, ids):
         walked.append((str(path), len(ids)))
-        return len(ids) * (2.0 if "sdpa" in str(path) else 1.0) * 1.001 ** len(walked)
+        seconds_each = 2.0 if "sdpa" in str(path) else 1.0
+        return len(ids) * seconds_each * 1.001 ** len(walked)
 
     monkeypatch.setattr(mitigations, "_seconds", seconds)
     loaded = tiny_model("llama", "bfloat16")

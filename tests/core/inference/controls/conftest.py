@@ -49,7 +49,8 @@ def biased():
     )
     loaded = model_of(config)
     bias = loaded.model.model.layers[1].mlp.gate.e_score_correction_bias
-    bias.copy_(0.3 * torch.randn(bias.shape, generator=torch.Generator().manual_seed(3)))
+    generator = torch.Generator().manual_seed(3)
+    bias.copy_(0.3 * torch.randn(bias.shape, generator=generator))
     return loaded
 
 

@@ -65,16 +65,12 @@ def unrepeatable_head_in_float32():
     calls = itertools.count()
 
     def compute(model, ids):
-        hidden = model.model(
-            input_ids=torch.stack([ids] * (1 + next(calls) % 7)),
-            use_cache=False,
-        ).last_hidden_state[:1]
-        hidden = (
-            hidden
-            + (torch.rand(hidden.shape, generator=torch.Generator().manual_seed(next(calls))) - 0.5)
-            * hidden
-            * 2.0**-6
-        )
+        rows = torch.stack([ids] * (1 + next(calls) % 7))
+        hidden = model.model(input_ids=rows, use_cache=False).last_hidden_state[:1]
+        generator = torch.Generator().manual_seed(next(calls))
+        # within a unit of bfloat16 on either side
+        noise = (torch.rand(hidden.shape, generator=generator) - 0.5) * 2.0**-6
+        hidden = hidden + noise * hidden
         return under_the_head(model, hidden)
 
     return compute

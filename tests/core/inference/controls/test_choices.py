@@ -49,20 +49,24 @@ def test_recorded_choices_are_the_largest_scores_that_transformers_returns():
 @pytest.mark.parametrize("path", ["decode", "chunked:5", "prefill+batch:3+row:1+pad:left:2"])
 def test_a_path_that_makes_the_models_choices_differs_by_rounding_alone(ties, path):
     prompts = tiny_prompts(ties)
-    replay, noted, side = replay_of(ties, prompts), {}, side_of(path)
+    replay = replay_of(ties, prompts)
+    noted = {}
+    side = side_of(path)
     natural = divergence_of(ties, prompts, (PLAIN, side))
     replayed = divergence_of(ties, prompts, (PLAIN, replay.of(side, noted.__setitem__)))
     # float32 rounds to 6e-8, and logits are about 1
     assert replayed.rms < 1e-5 < natural.rms
     by_itself = {ids: choices_of(ties, side, ids) for ids in prompts}
     assert noted.keys() == by_itself.keys()
-    assert all((ids >= 0).all() for each in noted.values() for ids in each.ids.values())
+    for each in noted.values():
+        assert all((ids >= 0).all() for ids in each.ids.values())
 
 
 def test_a_choice_at_a_tie_of_two_experts_is_rounding(ties):
     verdict = judge(ties, tiny_prompts(ties), variant="decode")
     (row,) = rows_of(verdict.evidence, CHOICES)
-    assert (verdict.name, row.outcome) == (ROUNDING, PASSED)
+    assert verdict.name == ROUNDING
+    assert row.outcome == PASSED
     assert row.figures.differing > 0
 
 
@@ -86,30 +90,42 @@ def test_a_side_of_more_experts_differs_at_each_choice_and_is_found(ties):
     verdict = judge(ties, tiny_prompts(ties), variant=of_three)
     (row,) = rows_of(verdict.evidence, CHOICES)
     assert verdict.name == BUG_SUSPECTED
-    assert (
-        row.figures.differing
-        == row.figures.choices
-        == 3
-        * sum(
-            map(
-                len,
-                tiny_prompts(ties),
-            )
-        )
-    )
+    # at every token in each of three layers
+    tokens = sum(map(len, tiny_prompts(ties)))
+    assert row.figures.differing == row.figures.choices == 3 * tokens
 
 
 def test_a_gap_is_measured_by_what_rounding_moves_the_scores_there():
     def made(scores, k):
         scores = torch.tensor(scores, dtype=torch.float64)[:, None]
-        return Choices(len(scores), (), {GATE: scores.topk(k).indices}, {GATE: scores})
+        return Choices(
+            len(scores),
+            (),
+            {GATE: scores.topk(k).indices},
+            {GATE: scores},
+        )
 
-    ours = made([[3.0, 2.0, 1.0], [3.0, 2.0, 1.0], [3.0, 2.0, 1.9]], 2)
-    theirs = made([[3.0, 2.0, 1.0], [3.0, 2.0, 2.5], [3.0, 2.0, 2.1]], 2)
+    ours = made(
+        [
+            [3.0, 2.0, 1.0],
+            [3.0, 2.0, 1.0],
+            [3.0, 2.0, 1.9],
+        ],
+        2,
+    )
+    theirs = made(
+        [
+            [3.0, 2.0, 1.0],
+            [3.0, 2.0, 2.5],
+            [3.0, 2.0, 2.1],
+        ],
+        2,
+    )
     moved = torch.tensor([[0.1], [0.1], [0.4]])
     found = compare_choices(ours, theirs, {GATE: moved})
     assert found.total == 3
     assert [place for *place, _ in found.others] == [[1, "gate"], [2, "gate"]]
+    # the scores of a gap of 1 move by 0.1, those of a gap of 0.1 by 0.4
     assert [gap for *_, gap in found.others] == pytest.approx([1.0 / 0.1, 0.1 / 0.4])
     # the model's next one is left out, or its last one takes another along
     for k in (1, 3):

@@ -54,17 +54,17 @@ def test_what_is_exact_stays_and_what_is_rounded_moves_by_less_than_a_unit(dtype
     assert special[1] == torch.inf
     assert special[2] == 0
     exponent = torch.frexp(wide).exponent
-    unit = torch.ldexp(
-        torch.ones_like(wide),
-        exponent - (8 if dtype == torch.bfloat16 else 11),
-    )  # of the last place, 2^(e - precision)
+    # of the last place, 2^(e - precision)
+    precision = 8 if dtype == torch.bfloat16 else 11
+    unit = torch.ldexp(torch.ones_like(wide), exponent - precision)
     off = ((found - wide) / unit).abs()
     # nearest stays within 0.5; a quarter of a unit on top
     assert 0.5 < float(off.max()) <= 0.75 + 1e-3
     nearest = wide.to(dtype).float()
     assert 0.1 < float((found != nearest).double().mean()) < 0.4
     bias = float(((found - wide) / unit).mean())
-    assert abs(bias) < 4 * 0.33 / np.sqrt(wide.numel())  # no side is preferred
+    # no side is preferred: such an error has a deviation of 0.33 units at most
+    assert abs(bias) < 4 * 0.33 / np.sqrt(wide.numel())
 
 
 def test_an_error_is_measured_without_what_all_logits_share():
@@ -73,7 +73,14 @@ def test_an_error_is_measured_without_what_all_logits_share():
     """
     pieces = []
     rows = []
-    logits = torch.tensor([[7.0, 7, 7, 7], [3, 1, 1, 3], [0, 0, 0, 1e30], [3, 1, float("nan"), 3]])
+    logits = torch.tensor(
+        [
+            [7.0, 7, 7, 7],
+            [3, 1, 1, 3],
+            [0, 0, 0, 1e30],
+            [3, 1, float("nan"), 3],
+        ]
+    )
     drawn_roundings._add_error(
         torch.zeros(5, 4),
         pieces,
@@ -82,7 +89,8 @@ def test_an_error_is_measured_without_what_all_logits_share():
         logits,
     )
     assert rows[0].isfinite().all()
-    assert pieces[0].tolist() == pytest.approx([0, 1, 3 / 16 * 1e60, np.inf], rel=1e-5)
+    expected = [0, 1, 3 / 16 * 1e60, np.inf]
+    assert pieces[0].tolist() == pytest.approx(expected, rel=1e-5)
 
 
 @pytest.mark.model
@@ -102,8 +110,10 @@ def test_draws_are_as_large_as_the_models_own_rounding_and_not_like_one_another(
     sizes = list(map(rms, (*own, *draws)))
     assert max(sizes) < 1.3 * min(sizes)
     alike = np.corrcoef([each.flatten().numpy() for each in (*own, *draws)])
-    assert alike[0, 1] > 0.6  # prefill and decode, which round the same values nearly everywhere
-    assert np.abs(alike[2:, 2:][~np.eye(4, dtype=bool)]).max() < 0.35
+    # prefill and decode, which round the same values nearly everywhere
+    assert alike[0, 1] > 0.6
+    between_draws = alike[2:, 2:][~np.eye(4, dtype=bool)]
+    assert np.abs(between_draws).max() < 0.35
     assert np.abs(alike[:2, 2:]).max() < 0.45
 
 
@@ -191,13 +201,15 @@ def test_a_reference_that_is_not_a_plain_forward_is_asked_too(narrow, judged):
 def test_a_position_where_the_models_own_forward_rounds_more_is_no_outlier():
     random = np.random.default_rng(0)
     draws = [Errors(random.chisquare(200, 40) / 200, 1.0) for _ in range(8)]
-    error, own = np.ones(40), np.ones(40)
+    error = np.ones(40)
+    own = np.ones(40)
     error[3] = 2.6**2
     error[7] = 2.6**2
     own[3] = 1.8**2
     test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
     assert test.outliers.tolist() == [7]
-    own[3] = 6.0**2  # a fault that both have
+    # a fault that both have
+    own[3] = 6.0**2
     test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
     assert test.outliers.tolist() == [3, 7]
     assert error_test(Errors(error, 1.0), draws).outliers.tolist() == [3, 7]

@@ -87,9 +87,8 @@ def test_a_dump_of_the_model_itself_is_rounding_by_its_own_floor_and_leaves_the_
     own, pair = dumped
     before = {name: tensor.clone() for name, tensor in narrow.model.state_dict().items()}
     run = _judged(tmp_path, own, narrow, float32=[pair])
-    assert all(
-        torch.equal(tensor, before[name]) for name, tensor in narrow.model.state_dict().items()
-    )
+    after = narrow.model.state_dict()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in after.items())
     assert verdict_of(run) == "rounding"
     assert 0.2 < run.pairs[0].noise_ratio < 4
     outcomes = _outcomes(run)
@@ -143,7 +142,14 @@ def test_a_float32_dump_needs_only_the_model(factor, verdict, outcome, tmp_path)
     assert _outcomes(run)[FLOAT32] == outcome
 
 
-@pytest.mark.parametrize(("floors", "draws"), [(1.0, 4), (9.0, 16), (1000.0, 4)])
+@pytest.mark.parametrize(
+    ("floors", "draws"),
+    [
+        (1.0, 4),
+        (9.0, 16),
+        (1000.0, 4),
+    ],
+)
 def test_a_position_of_a_dump_beyond_few_draws_is_compared_with_more(floors, draws, tmp_path):
     loaded = tiny_model("gpt2", "float32")
     prompts = _prompts(loaded, 40)
@@ -199,17 +205,18 @@ def test_a_dump_with_its_float32_and_the_model_says_what_the_model_says_itself(
     judged,
     tmp_path,
 ):
-    side, prompts = in_16_bits_only(engine), tiny_prompts(narrow)
+    side = in_16_bits_only(engine)
+    prompts = tiny_prompts(narrow)
     verdict = judged(narrow, prompts, "prefill", side)
     own, pair = _dumps(narrow, tmp_path, prompts, side)
     run = _judged(tmp_path, own, narrow, float32=[pair])
     assert verdict.name == name
     assert verdict_of(run) == name
     assert run.pairs[0].noise_ratio == pytest.approx(verdict.noise_ratio, rel=0.01)
-    drawn = {
-        row.side: row.outcome for row in rows_of(run.evidence(0), DRAWN) if row.group == OWN_DTYPE
-    }
-    assert drawn == {"reference": PASSED, "variant": FAILED if name == "bug suspected" else PASSED}
+    rows = [row for row in rows_of(run.evidence(0), DRAWN) if row.group == OWN_DTYPE]
+    drawn = {row.side: row.outcome for row in rows}
+    of_variant = FAILED if name == "bug suspected" else PASSED
+    assert drawn == {"reference": PASSED, "variant": of_variant}
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,8 @@ def test_in_float64_nothing_passes_through_float32(name):
         with replaced(wide.model.config, "_attn_implementation", "eager"):
             eager = prefill(wide.model, ids)
         assert plain.dtype == torch.float64
-        assert norm(plain.new_full((1, norm.weight.numel()), 1 / 3)).dtype == torch.float64
+        given = plain.new_full((1, norm.weight.numel()), 1 / 3)
+        assert norm(given).dtype == torch.float64
     assert float((plain - eager).abs().max()) < 1e-12
     assert state(loaded) == before
 
@@ -52,10 +53,8 @@ def test_widening_is_undone_however_it_ends(dtype, error, narrow):
 
 def test_an_engines_own_float32_stays_float32_beside_a_model_in_float64(small):
     with in_float64(small) as widened, torch.inference_mode():
-        states = widened.model.model(
-            input_ids=torch.arange(5, 29)[None],
-            use_cache=False,
-        ).last_hidden_state[0]
+        body = widened.model.model
+        states = body(input_ids=torch.arange(5, 29)[None], use_cache=False).last_hidden_state[0]
         assert states.dtype == torch.float64
         assert states.float().dtype == torch.float32
 

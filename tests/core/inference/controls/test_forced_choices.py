@@ -55,7 +55,8 @@ def test_a_lower_precision_does_not_change_what_rounding_moves(biased):
     verdict = judge(biased, prompts, variant="prefill+dtype:bfloat16", session=session)
     assert verdict.name == LOWER_PRECISION
     moved = session.replay(biased).moved
-    assert max(float(scores.max()) for each in moved.values() for scores in each.values()) < 1e-4
+    sizes = [float(scores.max()) for each in moved.values() for scores in each.values()]
+    assert max(sizes) < 1e-4
 
 
 def in_int8(model):
@@ -89,9 +90,11 @@ def test_the_row_of_a_callables_batch_is_not_taken_for_another_with_its_token(ti
     ids = tiny_prompts(ties)[0]
 
     def in_last_row(model, own):
+        # one token ahead: each token of this row was in the other one a step before
         others = torch.tensor([ids * 2])[:, 1 : 1 + len(own)]
         rows = torch.cat([others, own[None]])
-        cache, logits = None, []
+        cache = None
+        logits = []
         for column in range(len(own)):
             step = rows[:, column : column + 1]
             output = model(input_ids=step, past_key_values=cache, use_cache=True)
@@ -139,7 +142,8 @@ def test_a_fault_is_found_in_its_module_at_a_position_of_any_prompt():
 
     verdict = judge(loaded, [first, second], variant=side)
     (row,) = rows_of(verdict.evidence, ALONE)
-    assert (verdict.first_place, row.figures.first_module) == ((1, 7), "model.layers.1")
+    assert verdict.first_place == (1, 7)
+    assert row.figures.first_module == "model.layers.1"
 
 
 def test_another_thread_keeps_its_own_choices(ties):
@@ -162,5 +166,6 @@ def test_another_thread_keeps_its_own_choices(ties):
     with torch.inference_mode(), following_choices(ties, trace, see, forced):
         ties.model(input_ids=torch.tensor([ids]))
     assert torch.topk is topk
-    assert all(bool((each == torch.tensor([3, 2])).all()) for each in seen)
+    expected = torch.tensor([3, 2]).expand(len(ids), 2)
+    assert all(torch.equal(each, expected) for each in seen)
     assert len(seen) == 3

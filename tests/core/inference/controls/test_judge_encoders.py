@@ -15,7 +15,12 @@ from core.verdict import BUG_SUSPECTED, IDENTICAL, LOWER_PRECISION, ROUNDING, UN
 from tests.core.inference.tiny_encoders import TEXTS, write, write_modules
 
 # and how many texts: a noise floor takes 16 values
-KINDS = {"mean": 6, "normalized": 6, "classifier": 6, "reranker": 16}
+KINDS = {
+    "mean": 6,
+    "normalized": 6,
+    "classifier": 6,
+    "reranker": 16,
+}
 SOUND = ("encode+batch:3", "encode+pad:right:5", "encode+attn:eager")
 
 

@@ -37,7 +37,8 @@ def rows(verdict):
 
 @pytest.mark.model
 def test_a_bare_model_and_a_callable_are_enough(small):
-    seen, prompt = [], torch.tensor(PROMPT)
+    seen = []
+    prompt = torch.tensor(PROMPT)
 
     def engine(model, ids):
         seen.append((ids.ndim, ids.dtype, tuple(ids.tolist())))
@@ -49,12 +50,8 @@ def test_a_bare_model_and_a_callable_are_enough(small):
     # a tensor of prompts, as a tokenizer returns it
     assert judge(small.model, prompt[None], variant="decode").name == "rounding"
     assert judge(small.model, [prompt], variant=scaled_value(1.01)).name == "bug suspected"
-    assert judge(
-        small.model,
-        [prompt],
-        reference=scaled_value(1.01),
-        variant="prefill",
-    ).is_bug_suspected
+    verdict = judge(small.model, [prompt], reference=scaled_value(1.01), variant="prefill")
+    assert verdict.is_bug_suspected
 
 
 VARIANT = "decode+batch:2+neighbours:same"
@@ -74,11 +71,11 @@ def test_groups_and_figures_of_rounding(narrow):
         torch.cat([logits_of(path, narrow, list(ids)) for ids in (PROMPT, PROMPT[:9])])
         for path in ("prefill", VARIANT)
     ]
-    assert verdict.name == (
-        "identical" if torch.equal(*sides) else "rounding"
-    )  # on some processors bfloat16 rounds all of it away
+    # on some processors bfloat16 rounds all of it away
+    is_equal = torch.equal(*sides)
+    assert verdict.name == ("identical" if is_equal else "rounding")
     evidence = rows(verdict)
-    drawn = [] if verdict.name == "identical" else [OWN_DTYPE]
+    drawn = [] if is_equal else [OWN_DTYPE]
     assert list(evidence) == [RERUN, NEIGHBOURS, OWN_DTYPE, FLOAT32]
     assert len(rows_of(verdict.evidence, DRAWN)) == len(drawn)
     assert {row.outcome for row in verdict.evidence} == {PASSED}
@@ -108,7 +105,14 @@ def test_a_fault_is_placed_in_its_prompt_and_position(small):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        float("-inf"),
+    ],
+)
 def test_one_logit_that_is_not_finite_is_a_bug_without_a_tokenizer_too(value, small):
     def engine(model, ids):
         logits = prefill(model, ids).clone()
@@ -174,7 +178,13 @@ def test_what_cannot_be_judged_is_refused_first(prompts, sentence, small):
     assert str(caught.value) == sentence
 
 
-@pytest.mark.parametrize(("model", "prompt"), [("smollm2", PROMPT), (None, "def f(")])
+@pytest.mark.parametrize(
+    ("model", "prompt"),
+    [
+        ("smollm2", PROMPT),
+        (None, "def f("),
+    ],
+)
 def test_names_and_texts_are_for_the_command(model, prompt, small):
     with pytest.raises(UsageError, match="takes a model and token ids"):
         judge(model or small, [prompt], variant="decode")
@@ -252,7 +262,13 @@ def at_every_other_call(change, dtype):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("change", "is_fault"), [(freed_buffer, True), (last_bits, False)])
+@pytest.mark.parametrize(
+    ("change", "is_fault"),
+    [
+        (freed_buffer, True),
+        (last_bits, False),
+    ],
+)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_rerun_is_nondeterministic_within_the_noise_floor_and_a_bug_beyond_it(
     dtype,

@@ -41,9 +41,8 @@ def side(loaded, name, rows, *, has_ids=True):
     sent = {}
     for position, row in enumerate(rows):
         best = row.topk(20)
-        sent[position] = dict(
-            zip(best.indices.tolist(), best.values.double().tolist(), strict=True)
-        )
+        values = best.values.double().tolist()
+        sent[position] = dict(zip(best.indices.tolist(), values, strict=True))
     return ResponseSide(name, (response(tokens, sent),))
 
 
@@ -70,12 +69,10 @@ def test_two_ways_of_one_model_are_rounding(loaded):
 
 def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded):
     rows = rows_of(loaded, "decode").clone()
-    rows[11] = rows[11].roll(1)  # one position of another request
-    found = judged(
-        loaded,
-        side(loaded, "prefill", rows_of(loaded, "prefill")),
-        side(loaded, "faulty", rows),
-    )
+    # one position of another request
+    rows[11] = rows[11].roll(1)
+    sound = side(loaded, "prefill", rows_of(loaded, "prefill"))
+    found = judged(loaded, sound, side(loaded, "faulty", rows))
     # by their KL alone
     assert found.name == "bug suspected"
     assert found.noise_ratio > 4
@@ -84,15 +81,17 @@ def test_a_fault_of_the_size_of_the_first_digit_is_not(loaded):
 
 def test_another_model_gives_no_verdict(loaded):
     rows = rows_of(loaded, "prefill")
-    noise = torch.from_numpy(np.random.default_rng(1).normal(0, 1, rows.shape)).float()
-    other, again = (
-        torch.log_softmax(rows + noise + shift, -1)
-        for shift in (0.0, rows_of(loaded, in_two_halves) - rows)
-    )
+    drawn = np.random.default_rng(1).normal(0, 1, rows.shape)
+    noise = torch.from_numpy(drawn).float()
+    # the two differ by what two ways of this model do
+    shift = rows_of(loaded, in_two_halves) - rows
+    other = torch.log_softmax(rows + noise, -1)
+    again = torch.log_softmax(rows + noise + shift, -1)
     found = judged(loaded, side(loaded, "one", other), side(loaded, "two", again))
     assert found.name == "undecided"
     assert "noise floors away" in found.because
-    assert min(figures_of(found).reference_noise_ratio, figures_of(found).variant_noise_ratio) > 10
+    figures = figures_of(found)
+    assert min(figures.reference_noise_ratio, figures.variant_noise_ratio) > 10
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +121,8 @@ def test_the_command_stores_the_run_judged(wide, cli, store):
 
 def test_explain_says_which_side_is_not_the_models(wide, cli, store):
     own = rows_of(wide, "prefill")
-    other = torch.log_softmax(
-        own + torch.from_numpy(np.random.default_rng(1).normal(0, 0.3, own.shape)).float(),
-        -1,
-    )
+    drawn = np.random.default_rng(1).normal(0, 0.3, own.shape)
+    other = torch.log_softmax(own + torch.from_numpy(drawn).float(), -1)
     rows = {
         "ours": own,
         "theirs": other,
@@ -135,6 +132,7 @@ def test_explain_says_which_side_is_not_the_models(wide, cli, store):
     done = cli("explain", run_id, "--model", MODEL, "--json").succeeded()
     theirs, cached = done.json["pairs"]
     assert [cause["name"] for cause in theirs["causes"]] == ["other weights"]
-    assert theirs["causes"][0]["parameters"]["floors_of_reference"] < 10
-    assert theirs["causes"][0]["parameters"]["floors_of_variant"] > 1000
+    parameters = theirs["causes"][0]["parameters"]
+    assert parameters["floors_of_reference"] < 10
+    assert parameters["floors_of_variant"] > 1000
     assert cached["causes"] == []

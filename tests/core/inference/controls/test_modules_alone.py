@@ -21,6 +21,7 @@ from core.inference.watching.modules import traced_modules
 from tests.core.evidence import rows_of
 from tests.core.inference import sameness
 from tests.core.inference.conftest import config_of
+from tests.core.inference.sameness import replacing_output
 from tests.covering import thorough
 
 pytestmark = pytest.mark.model
@@ -50,10 +51,9 @@ def with_fault(name, change):
     """An engine that is the model with one module's output changed."""
 
     def engine(model, ids):
-        def changed(_, __, output):
-            return (change(output[0]), *output[1:]) if isinstance(output, tuple) else change(output)
-
-        handle = model.get_submodule(name).register_forward_hook(changed, prepend=True)
+        module = model.get_submodule(name)
+        # before the hooks that watch modules, which have to see the fault
+        handle = module.register_forward_hook(replacing_output(change), prepend=True)
         try:
             return prefill(model, ids)
         finally:
@@ -116,10 +116,8 @@ def test_a_module_called_for_each_kind_of_layer_is_compared_by_call():
         return (output[0] * 1.001, output[1]) if next(calls) % 2 else output
 
     def engine(model, ids):
-        with model.get_submodule("model.rotary_emb").register_forward_hook(
-            lambda *call: late(call[2]),
-            prepend=True,
-        ):
+        rotary = model.get_submodule("model.rotary_emb")
+        with rotary.register_forward_hook(lambda *call: late(call[2]), prepend=True):
             return prefill(model, ids)
 
     calls = count()
@@ -207,7 +205,8 @@ def _in_parts(model, ids, watch, fault=1.0, at=1):
     """Blocks by hand, whose outputs are handed in eight positions at a time: hooks on the model see
     no forward of it.
     """
-    body, hidden = model.model, model.model.embed_tokens(ids[None])
+    body = model.model
+    hidden = body.embed_tokens(ids[None])
     angles = body.rotary_emb(hidden, torch.arange(len(ids))[None])
     for number, block in enumerate(body.layers):
         hidden = block(hidden, position_embeddings=angles)

@@ -58,7 +58,8 @@ def changing(owner_of, name, change):
 def next_value_of_some(weight):
     """A third of the weights is one unit in the last place larger."""
     moved = weight.clone()
-    moved[::3] = torch.nextafter(moved[::3], torch.full_like(moved[::3], torch.inf))
+    upwards = torch.full_like(moved[::3], torch.inf)
+    moved[::3] = torch.nextafter(moved[::3], upwards)
     return torch.nn.Parameter(moved, requires_grad=False)
 
 

@@ -22,9 +22,8 @@ from tests.core.inference.sameness import logits_of, on_cpu, tokens
 
 def rms_by_numpy(reference, variant):
     """Over all elements, and position by position, in float64."""
-    squares = np.square(
-        reference.float().numpy().astype(np.float64) - variant.float().numpy().astype(np.float64),
-    )
+    sides = [side.float().numpy().astype(np.float64) for side in (reference, variant)]
+    squares = np.square(sides[0] - sides[1])
     return math.sqrt(squares.mean()), [math.sqrt(row.mean()) for row in squares]
 
 
@@ -60,9 +59,8 @@ def test_a_pair_is_measured_by_the_same_rule(llama):
     names = ("prefill", "decode")
     with torch.inference_mode():
         found = divergence_of(llama, prompts, (side_of("prefill"), side_of("decode")))
-    rms, by_position = rms_by_numpy(
-        *(torch.cat([logits_of(name, llama, ids) for ids in prompts]) for name in names),
-    )
+    sides = [torch.cat([logits_of(name, llama, ids) for ids in prompts]) for name in names]
+    rms, by_position = rms_by_numpy(*sides)
     assert rms > 0
     assert found.rms == pytest.approx(rms, rel=1e-12)
     assert np.sqrt(found.squares) == pytest.approx(by_position, rel=1e-12)
@@ -71,10 +69,23 @@ def test_a_pair_is_measured_by_the_same_rule(llama):
 def test_only_elements_finite_on_both_sides_count():
     inf = float("inf")
     nan = float("nan")
-    plain = torch.tensor([[1.0, 2.0, -inf, nan], [0.0, nan, inf, 5.0], [inf, nan, -inf, inf]])
-    other = torch.tensor([[4.0, 2.0, -inf, nan], [4.0, 1.0, -inf, nan], [inf, nan, -inf, inf]])
+    plain = torch.tensor(
+        [
+            [1.0, 2.0, -inf, nan],
+            [0.0, nan, inf, 5.0],
+            [inf, nan, -inf, inf],
+        ]
+    )
+    other = torch.tensor(
+        [
+            [4.0, 2.0, -inf, nan],
+            [4.0, 1.0, -inf, nan],
+            [inf, nan, -inf, inf],
+        ]
+    )
     found = divergence(plain, lambda _, emit: (emit(0, other[:2]), emit(2, other[2:])), ())
-    assert found.nonfinite_mismatch == 3  # NaN against 1, inf against -inf, 5 against NaN
+    # NaN against 1, inf against -inf, 5 against NaN
+    assert found.nonfinite_mismatch == 3
     assert found.squares.tolist() == [4.5, 16.0, 0.0]
 
 

@@ -80,7 +80,8 @@ NAMED = (
 )
 def test_every_bug_is_called_one_and_nothing_else_is(name, prompts, step):
     """Or every so many of the cases, and those that are named below."""
-    wanted = {case.name for case in cases_of(tiny_model(name))[::step]} | set(NAMED)
+    cases = cases_of(tiny_model(name))[::step]
+    wanted = {case.name for case in cases} | set(NAMED)
     trials = run_trial([name], most_prompts=prompts, selects=lambda case: case.name in wanted)
     assert [line_of(trial) for trial in trials if trial.is_wrong] == []
     refused = [trial.case for trial in trials if trial.verdict == REFUSED]
@@ -108,7 +109,8 @@ def test_mutations_that_change_the_function_do_change_it_in_float64(name):
         for case in MUTATIONS:
             if case.engine is None or case.sample is not None or not case.applies(loaded):
                 continue
-            apart = float((case.engine(model, ids) - exact).abs().nan_to_num(torch.inf).max())
+            distances = (case.engine(model, ids) - exact).abs()
+            apart = float(distances.nan_to_num(torch.inf).max())
             assert (apart > 1e-5) is case.changes(loaded), (case.name, apart)
 
 

@@ -111,7 +111,9 @@ def test_each_token_of_a_continuation_has_the_margin_of_its_own_logits(llama):
     ids = tokens(llama)[:20]
     ((found, margins),) = continue_all(parse_path("decode"), llama, [ids], LENGTH)
     with torch.inference_mode():
-        logits = llama.model(torch.tensor([[*ids, *found]])).logits[0, len(ids) - 1 : -1].double()
+        whole = llama.model(torch.tensor([[*ids, *found]])).logits[0]
+        # the row before a token chose it
+        logits = whole[len(ids) - 1 : -1].double()
     best = logits.topk(2).values
     assert margins == pytest.approx((best[:, 0] - best[:, 1]).tolist(), abs=1e-4)
     assert len(set(margins)) == len(found)
@@ -127,7 +129,8 @@ def test_the_run_shows_the_flip_that_made_the_texts_part(llama, store):
         parting = made.parting(1)
         (flip, *_) = found.flips
         assert parting == flip.position
-        assert run.header.rows == parting + 1  # nothing is captured beyond it
+        # nothing is captured beyond it
+        assert run.header.rows == parting + 1
         table = run.positions(0)
         step = parting - made.given_positions + 1
         here = table.iloc[parting]
@@ -153,7 +156,8 @@ def test_the_second_pass_repeats_the_first(path, llama_bfloat16):
     ids = llama_bfloat16.tokenizer(MADE[1])["input_ids"]
     ((found, margins),) = continue_all(parse_path(path), llama_bfloat16, [ids], 8)
     plan = planned(llama_bfloat16, [MADE[1]], path, ["prefill"], tokens=8)
-    logits = values_of(collect(plan).side(0), plan.header.format)[len(ids) - 1 :].astype(np.float32)
+    values = values_of(collect(plan).side(0), plan.header.format)
+    logits = values[len(ids) - 1 :].astype(np.float32)
     again, margins_again = best_and_margin(torch.from_numpy(logits))
     assert again.tolist() == list(found[: len(again)]) != []
     assert margins_again.tolist() == list(margins[: len(again)])

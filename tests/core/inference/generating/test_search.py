@@ -17,7 +17,8 @@ from tests.places import ROOT
 FILES = ROOT / "sample_runs" / "prompts"
 TEXTS = [path.read_text() for path in sorted(FILES.glob("*.txt"))]
 PROMPTS = [text[start : start + 60] for text in TEXTS for start in (0, 60, 120, 180)]
-VARIANT = "decode+dtype:bfloat16"  # flips somewhere on every processor
+# flips somewhere on every processor
+VARIANT = "decode+dtype:bfloat16"
 pytestmark = pytest.mark.model
 
 
@@ -42,11 +43,14 @@ def test_every_flip_of_every_prompt_is_found_with_its_margins(llama):
     assert found.positions == sum(map(len, ids))
     assert found.closest is None or found.closest >= 0
     sides = [[logits_of(path, llama, each) for path in ("prefill", VARIANT)] for each in ids]
-    best = [[logits.argmax(-1) for logits in of_prompt] for of_prompt in sides]
-    flips = [(ours != theirs).nonzero()[:, 0].tolist() for ours, theirs in best]
-    assert [
-        [flip.position for flip in found.flips if flip.prompt == n] for n in range(len(PROMPTS))
-    ] == flips
+    flips = []
+    for reference, variant in sides:
+        differs = reference.argmax(-1) != variant.argmax(-1)
+        flips.append(differs.nonzero()[:, 0].tolist())
+    by_prompt = [[] for _ in PROMPTS]
+    for flip in found.flips:
+        by_prompt[flip.prompt].append(flip.position)
+    assert by_prompt == flips
     assert any(flips)
     for flip in found.flips:
         ours, theirs = (logits[flip.position] for logits in sides[flip.prompt])
@@ -61,10 +65,14 @@ def test_paths_that_never_part_have_no_flip_and_the_closest_call_is_told(llama):
     found = search(llama, PROMPTS, "prefill", "prefill+attn:sdpa")
     best = [logits_of("prefill", llama, ids).topk(2).values.double() for ids in ids_of(llama)]
     assert found.flips == ()
-    assert found.closest == min(float((rows[:, 0] - rows[:, 1]).min()) for rows in best)
+    gaps = [float((rows[:, 0] - rows[:, 1]).min()) for rows in best]
+    assert found.closest == min(gaps)
     paths = ("prefill", "prefill+batch:2")
     ids = llama.tokenizer("def walk(self)")["input_ids"]
-    sides = [next(module.continue_all(parse_path(path), llama, [ids], 4))[1] for path in paths]
+    sides = []
+    for path in paths:
+        _, margins = next(module.continue_all(parse_path(path), llama, [ids], 4))
+        sides.append(margins)
     found = search(llama, ["def walk(self)"], *paths, tokens=4)
     assert found.flips == ()
     assert found.closest == min(map(min, sides))
@@ -85,7 +93,8 @@ def test_the_time_is_kept(llama, monkeypatch):
     )
     assert found.reason == "the 0.0166667 minutes were spent"
     assert 0 < found.prompts < 60
-    assert found.seconds < 5  # not twice the budget: the variant's pass is cut short too
+    # not twice the budget: the variant's pass is cut short too
+    assert found.seconds < 5
 
 
 def test_prompts_that_the_model_cannot_take_are_skipped_with_the_reason(llama):

@@ -59,23 +59,35 @@ def test_pooling_is_that_of_sentence_transformers(tmp_path, pooling, expected, i
         *["Transformer", "Pooling", "Normalize"][: 2 + is_normalized],
     )
     rows = torch.stack([expected(states_of(folder, text)) for text in TEXTS])
-    assert torch.equal(values_of(folder), normalize(rows) if is_normalized else rows)
+    expected_rows = normalize(rows) if is_normalized else rows
+    assert torch.equal(values_of(folder), expected_rows)
 
 
 @pytest.mark.parametrize("path", ["encode+pad:right:5", "encode+pad:left:5"])
 @pytest.mark.parametrize(
     ("kind", "pooling"),
-    [(BertModel, CLS), (RobertaModel, LAST), (LlamaForCausalLM, LAST)],
+    [
+        (BertModel, CLS),
+        (RobertaModel, LAST),
+        (LlamaForCausalLM, LAST),
+    ],
 )
 def test_padding_changes_bits_only(tmp_path, kind, pooling, path):
     folder = write_modules(write(tmp_path, kind), {pooling: True}, "Transformer", "Pooling")
     torch.testing.assert_close(values_of(folder, path=path), values_of(folder))
 
 
-@pytest.mark.parametrize(("kind", "longest"), [(BertModel, 128), (RobertaModel, 127)])
+@pytest.mark.parametrize(
+    ("kind", "longest"),
+    [
+        (BertModel, 128),
+        (RobertaModel, 127),
+    ],
+)
 def test_the_longest_text_fills_the_embeddings_of_positions(tmp_path, kind, longest):
     """RoBERTa numbers positions from the padding's on, here 0."""
     folder = write(tmp_path, kind)
+    # [CLS] and [SEP] take two of the positions
     text = "a " * (longest - 2)
     assert values_of(folder, [text]).isfinite().all()
     loaded = load_model(str(folder), dtype="float32", encodes=True)
@@ -85,16 +97,8 @@ def test_the_longest_text_fills_the_embeddings_of_positions(tmp_path, kind, long
 
 def test_a_masked_language_model_is_the_mean_of_its_token_states(tmp_path):
     folder = write(tmp_path, BertForMaskedLM)
-    expected = [
-        states_of(folder, text).sum(0)
-        / len(
-            states_of(
-                folder,
-                text,
-            )
-        )
-        for text in TEXTS
-    ]
+    states = [states_of(folder, text) for text in TEXTS]
+    expected = [of_text.sum(0) / len(of_text) for of_text in states]
     assert torch.equal(values_of(folder), torch.stack(expected))
 
 
@@ -115,10 +119,8 @@ def test_a_reranker_scores_pairs_with_their_token_types(tmp_path):
     request = CaptureRequest(model=str(folder), prompt_lists=(str(file),))
     loaded = load_model(str(folder), dtype="float32", encodes=True)
     inputs = plan_inputs(loaded, request)
-    expected = [
-        outputs_of(AutoModelForSequenceClassification, folder, "what is it", text).logits
-        for text in TEXTS
-    ]
+    kind = AutoModelForSequenceClassification
+    expected = [outputs_of(kind, folder, "what is it", text).logits for text in TEXTS]
     assert torch.equal(values_of(folder, inputs), torch.cat(expected))
     with pytest.raises(CaptureError, match="leave separators out"):
         loaded.encode_pair("a [SEP] b", "c", "line 1")

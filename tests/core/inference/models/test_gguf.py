@@ -149,6 +149,7 @@ def _damaged(data, at, what):
         lambda data: data[: len(data) - 1],
         lambda data: data[:1000],
         lambda data: data[:5],
+        # version 1 of the format, and counts of tensors and keys that no file holds
         lambda data: _damaged(data, 4, struct.pack("<I", 1)),
         lambda data: _damaged(data, 8, struct.pack("<Q", 1 << 60)),
         lambda data: _damaged(data, 16, struct.pack("<Q", 1 << 60)),
@@ -165,7 +166,10 @@ def test_a_gguf_that_announces_more_than_it_has_gets_a_sentence(
 
 @pytest.mark.parametrize(
     "about",
-    [{"facts": {"llama.rope.scaling.type": "yarn"}}, {"more": ("rope_freqs.weight",)}],
+    [
+        {"facts": {"llama.rope.scaling.type": "yarn"}},
+        {"more": ("rope_freqs.weight",)},
+    ],
 )
 def test_what_transformers_would_leave_out_without_a_word_is_refused(tmp_path, about):
     small_gguf.write(tmp_path / "m.gguf", **about)

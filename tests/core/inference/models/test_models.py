@@ -75,7 +75,13 @@ def test_bytes_that_are_no_text_are_shown_as_bytes(raw, text):
     assert readable(raw) == text
 
 
-@pytest.mark.parametrize(("device", "said"), [("tpu9", "is unknown"), ("meta", "is not supported")])
+@pytest.mark.parametrize(
+    ("device", "said"),
+    [
+        ("tpu9", "is unknown"),
+        ("meta", "is not supported"),
+    ],
+)
 def test_an_unknown_device_is_one_sentence(device, said, folder):
     assert (
         refusal(folder, device=device) == f"device '{device}' {said}; expected cpu, cuda or cuda:N."
@@ -114,7 +120,14 @@ def config(**changes):
 
 def tokenizer_of_nothing(folder):
     content = json.loads((folder / "tokenizer.json").read_text())
-    content |= {"model": {"type": "BPE", "vocab": {}, "merges": []}, "added_tokens": []}
+    content |= {
+        "model": {
+            "type": "BPE",
+            "vocab": {},
+            "merges": [],
+        },
+        "added_tokens": [],
+    }
     (folder / "tokenizer.json").write_text(json.dumps(content))
 
 
@@ -209,7 +222,11 @@ def test_weights_larger_than_the_memory_are_refused_before_loading(folder):
     """A sparse file of 2 TB that takes no disk."""
     elements = 10**12
     entry = {
-        "lm_head.weight": {"dtype": "BF16", "shape": [elements], "data_offsets": [0, 2 * elements]},
+        "lm_head.weight": {
+            "dtype": "BF16",
+            "shape": [elements],
+            "data_offsets": [0, 2 * elements],
+        },
     }
     header = json.dumps(entry).encode()
     with (folder / "model.safetensors").open("wb") as file:

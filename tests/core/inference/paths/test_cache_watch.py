@@ -49,15 +49,13 @@ PATHS = [
 def parts_of(path, loaded):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
+    watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch=watch) as opened:
         logits = whole_side(opened, tokens(loaded))
-        parts = {
-            (part.layer, part.kind): (
-                part.first_position,
-                torch.from_numpy(part.bits.view(np.float32).copy()),
-            )
-            for part in kv_parts(watch, 0, loaded.torch_dtype)
-        }
+        parts = {}
+        for part in kv_parts(watch, 0, loaded.torch_dtype):
+            values = torch.from_numpy(part.bits.view(np.float32).copy())
+            parts[part.layer, part.kind] = (part.first_position, values)
     return parts, logits
 
 
@@ -82,7 +80,8 @@ def own_cache(loaded):
     indirect=["loaded"],
 )
 def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, loaded):
-    (found, logits), exact = parts_of(path, loaded), own_cache(loaded)
+    found, logits = parts_of(path, loaded)
+    exact = own_cache(loaded)
     assert found
     assert torch.equal(logits, logits_of(path, loaded))
     for (layer, kind), (first, part) in found.items():
@@ -98,7 +97,16 @@ def test_each_path_leaves_the_keys_and_values_of_the_prompts_own_tokens(path, lo
 # 47 of 48: the response is one row, which takes another kernel everywhere
 @pytest.mark.parametrize(
     ("dtype", "prompt"),
-    [("float32", 47), *thorough([("float32", 31), ("bfloat16", 31), ("bfloat16", 47)])],
+    [
+        ("float32", 47),
+        *thorough(
+            [
+                ("float32", 31),
+                ("bfloat16", 31),
+                ("bfloat16", 47),
+            ]
+        ),
+    ],
 )
 def test_the_public_threads_count_is_ours_for_every_layer(
     dtype,
@@ -130,7 +138,8 @@ def test_the_public_threads_count_is_ours_for_every_layer(
                 theirs = getattr(a, f"{kind}s") != getattr(b, f"{kind}s")
                 assert ours["neq"].sum() == int(theirs.sum())
                 assert ours["elements"].sum() == theirs.numel()
-                assert ours["neq"].tolist() == theirs[0].sum(dim=(1, 2)).tolist()  # by head
+                # by head
+                assert ours["neq"].tolist() == theirs[0].sum(dim=(1, 2)).tolist()
                 assert places["neq"].tolist() == theirs[0].sum(dim=(0, 2)).tolist()
         # in bfloat16 the last digits of another kernel may round away, as they do without vectors
         assert table["neq"].sum() > 0 or prompt != 47 or dtype != "float32"
@@ -173,13 +182,15 @@ def test_running_states_are_those_of_the_models_own_cache(dtype, model_of, store
             found = np.sqrt(squares.sum() / ours["elements"].sum())
             exact = rms(states[0].double() - states[1].double())
             assert found == pytest.approx(exact, rel=1e-6)
-    assert len(table[table["kind"] == "recurrent state"]) == 2 * 6  # layers x heads
+    # layers x heads
+    assert len(table[table["kind"] == "recurrent state"]) == 2 * 6
 
 
 def test_running_states_are_those_of_the_last_generated_token_that_was_fed(model_of, store):
     loaded = model_of("mamba2", "bfloat16")
     with captured(store, loaded, [tokens(loaded)], "decode", tokens=4, kv="on") as run:
         last = run.header.prompts[0].positions - 1
+        # a prompt and four tokens, of which the last is never fed
         assert last == len(tokens(loaded)) + 2
         assert set(run.rows("kv", pair=0)["first_position"].dropna()) == {last}
 
@@ -202,6 +213,7 @@ def test_a_state_outside_the_cache_of_layers_is_its_familys_own(model_of):
         states = loaded.model(torch.tensor([tokens(loaded)]), use_cache=True).state
     parts, _ = parts_of("prefill", loaded)
     assert sorted(parts) == [(0, "state"), (1, "state")]
+    # five tensors [batch, hidden, layers]
     expected = torch.cat([state[0, :, 1] for state in states])
     assert torch.equal(parts[1, "state"][1].flatten(), expected)
 
@@ -211,7 +223,11 @@ def test_a_state_in_a_module_and_latents_have_the_names_of_their_families():
     parts, _ = parts_of("decode", loaded)
     state = loaded.model.model.layers[1].temporal_block.rg_lru.recurrent_states
     assert torch.equal(parts[1, "recurrent state"][1].flatten(), state.flatten())
-    assert {(0, "conv1d state"), (2, "key"), (2, "value")} <= set(parts)
+    assert {
+        (0, "conv1d state"),
+        (2, "key"),
+        (2, "value"),
+    } <= set(parts)
 
     loaded = model_of_config(deepseek_v32(8))
     cache = own_cache(loaded).layers[2]

@@ -90,7 +90,8 @@ def leaves_no_trace(text, loaded):
     """The state is the same after the path ran to its end, after it was abandoned, and after it
     broke.
     """
-    before, ids = state(loaded), tokens(loaded)
+    before = state(loaded)
+    ids = tokens(loaded)
     with torch.inference_mode():
         side_of(text).run_on(loaded)(ids, ignore)
         after_the_end = state(loaded)
@@ -103,8 +104,9 @@ def leaves_no_trace(text, loaded):
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(  # qwen2: its head is its embedding, one tensor with two names
+@pytest.mark.parametrize(
     ("modifiers", "name"),
+    # qwen2: its head is its embedding, one tensor with two names
     covering(list(ON_A_CPU), ["qwen2", "llama"]),
 )
 def test_a_path_leaves_no_trace(modifiers, name, model_of):
@@ -116,7 +118,8 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
     @contextmanager
     def leaky(batch):
         yield batch
-        next(batch.loaded.model.parameters()).data.view(torch.int32).view(-1)[0] ^= 1
+        weight = next(batch.loaded.model.parameters()).data
+        weight.view(torch.int32).view(-1)[0] ^= 1
 
     plant_modifier(monkeypatch, "leaky", leaky)
     loaded = on_cpu(model_folders["llama"])
@@ -130,7 +133,8 @@ def test_a_modifier_that_leaves_a_bit_flipped_is_caught(model_folders, monkeypat
         ("attn", ("eager",), "attention", "eager"),
         ("sdpa", ("math",), "sdpa", (False, True, False, False)),
         ("sdpa", ("flash",), "sdpa", (True, False, False, False)),
-        ("tf32", (), "float32 products", "high"),  # settings of CUDA can be set and read anywhere
+        # settings of CUDA can be set and read anywhere
+        ("tf32", (), "float32 products", "high"),
         ("reduced", ("off",), "reductions", (False, True, False, True)),
         ("reduced", ("on",), "reductions", (True, True, True, True)),
     ],
@@ -158,7 +162,8 @@ def test_a_switch_is_set_while_its_path_is_open_and_put_back(
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch's own reasons
 def test_a_backend_without_a_kernel_is_named(llama):
-    x = torch.ones(2, 3, 4)  # flash attention takes four dimensions
+    # flash attention takes four dimensions
+    x = torch.ones(2, 3, 4)
     with (
         pytest.raises(CaptureError, match="sdpa:flash"),
         MODIFIERS["sdpa"].change(PromptBatch(llama), "flash"),
@@ -170,10 +175,12 @@ def test_the_prompt_stands_in_its_row_between_its_neighbours_and_padding_surroun
     llama,
 ):
     ids = tuple(tokens(llama))
-    own, first = torch.tensor([ids]), PromptBatch(llama, ids, rows=4).token_ids
+    own = torch.tensor([ids])
+    first = PromptBatch(llama, ids, rows=4).token_ids
     third = PromptBatch(llama, ids, rows=4, row=2, left_padding=3, right_padding=1).token_ids
     assert torch.equal(first[:1], own)
-    assert torch.equal(third[:, 3:-1], torch.cat([first[1:3], own, first[3:]]))
+    expected = torch.cat([first[1:3], own, first[3:]])
+    assert torch.equal(third[:, 3:-1], expected)
 
 
 @pytest.mark.spread(8)
@@ -185,7 +192,8 @@ def test_a_converted_model_gives_the_bits_of_one_loaded_in_that_dtype(
     dtype,
     model_of,
 ):
-    wide, narrow = model_of(name), model_of(name, dtype)
+    wide = model_of(name)
+    narrow = model_of(name, dtype)
     found = logits_of(f"prefill+dtype:{dtype}", wide)
     assert found.dtype == torch.float32
     assert torch.equal(found, logits_of("prefill", narrow).float())
@@ -204,7 +212,8 @@ def test_a_capture_says_which_dtype_a_side_was_computed_in_and_keeps_its_bits(ll
     assert plan.header.compute_dtype == "float32"
     sides = collect(plan).sides
     assert all(bits.dtype.itemsize == 4 for parts in sides for bits in parts)
-    assert not any((bits & 0xFFFF).any() for bits in sides[1])  # every value is a bfloat16
+    # every value is a bfloat16
+    assert not any((bits & 0xFFFF).any() for bits in sides[1])
     assert any((bits & 0xFFFF).any() for bits in sides[0])
 
 
@@ -279,22 +288,33 @@ def test_what_a_model_or_device_cannot_do_is_refused_before_any_forward(
 
 def own_loop(loaded, size, *, gives_positions):
     """A decoding loop of the user's own, `size` tokens a call. [positions, vocab]"""
-    ids, cache, rows = torch.tensor([tokens(loaded)]), DynamicCache(config=loaded.model.config), []
+    ids = torch.tensor([tokens(loaded)])
+    cache = DynamicCache(config=loaded.model.config)
+    rows = []
     with torch.inference_mode():
         for start in range(0, ids.shape[1], size):
             own = ids[:, start : start + size]
             places = torch.arange(start, start + own.shape[1])[None]
             given = {"position_ids": places} if gives_positions else {}
-            rows.append(loaded.model(own, past_key_values=cache, use_cache=True, **given).logits[0])
+            output = loaded.model(own, past_key_values=cache, use_cache=True, **given)
+            rows.append(output.logits[0])
     return torch.cat(rows)
 
 
 @pytest.mark.model
-@pytest.mark.parametrize(("base", "size"), [("decode", 1), ("chunked:5", 5), ("reuse:16", 16)])
+@pytest.mark.parametrize(
+    ("base", "size"),
+    [
+        ("decode", 1),
+        ("chunked:5", 5),
+        ("reuse:16", 16),
+    ],
+)
 @pytest.mark.parametrize("name", ["llama", "bamba"])
 def test_positions_are_the_models_own_unless_given(name, base, size, model_of):
     loaded = model_of(name)
-    own, given = logits_of(base, loaded), logits_of(f"{base}+positions:given", loaded)
+    own = logits_of(base, loaded)
+    given = logits_of(f"{base}+positions:given", loaded)
     assert torch.equal(own, own_loop(loaded, size, gives_positions=False))
     assert torch.equal(given, own_loop(loaded, size, gives_positions=True))
 
@@ -325,11 +345,13 @@ def test_the_memory_of_logits_is_known_beforehand(llama):
         "chunked:80": 40,
         "reuse:10": 30,
         "reuse:30": 30,
+        "blocks:16": 40,
+        "prefill+batch:3": 120,
+        # 5 columns of padding in each of three rows
+        "prefill+batch:3+pad:left:5": 135,
     }
-    rows |= {"blocks:16": 40, "prefill+batch:3": 120, "prefill+batch:3+pad:left:5": 135}
-    found = {
-        path: parse_path(path).logits_bytes(llama, 40) // (llama.vocab_size * 4) for path in rows
-    }
+    row_bytes = llama.vocab_size * 4
+    found = {path: parse_path(path).logits_bytes(llama, 40) // row_bytes for path in rows}
     assert found == rows
 
 
@@ -345,8 +367,7 @@ def test_a_compiled_model_computes_the_same_with_other_bits_and_is_forgotten(mod
     compiled = logits_of("prefill+compile", loaded)
     assert state(loaded) == before
     assert apart(compiled, exact_logits(loaded)) <= float32_bound(loaded)
-    assert not torch.equal(compiled, logits_of("prefill", loaded))  # or nothing was compiled
-    assert (
-        torch._dynamo.eval_frame._debug_get_cache_entry_list(type(loaded.model).forward.__code__)
-        == []
-    )
+    # or nothing was compiled
+    assert not torch.equal(compiled, logits_of("prefill", loaded))
+    code = type(loaded.model).forward.__code__
+    assert torch._dynamo.eval_frame._debug_get_cache_entry_list(code) == []

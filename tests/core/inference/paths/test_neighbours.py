@@ -16,7 +16,8 @@ def test_neighbours_have_the_prompts_length_and_differ_from_it_and_each_other(ll
     window = neighbour_rows(llama, list(range(9)), 1)[0].tolist()
     for ids in (list(range(5, 7)), list(range(5, 101)), window):
         assert_proper(neighbour_rows(llama, ids, 31), ids)
-    ids = [5] * 20_000  # longer than the text
+    # longer than the text
+    ids = [5] * 20_000
     assert_proper(neighbour_rows(llama, ids, 2), ids)
 
 

@@ -127,7 +127,15 @@ def test_logits_of_reused_positions_are_the_earlier_calls(llama_bfloat16):
 @pytest.mark.model
 @pytest.mark.parametrize(
     ("size", "fresh"),
-    [(1, 1), (5, 2), (8, 8), (16, 16), (31, 1), (32, 32), (100, 32)],
+    [
+        (1, 1),
+        (5, 2),
+        (8, 8),
+        (16, 16),
+        (31, 1),
+        (32, 32),
+        (100, 32),
+    ],
 )
 def test_blocks_reuse_the_longest_prefix_of_whole_blocks_that_leaves_a_token(
     size,

@@ -21,14 +21,29 @@ from tests.core.runs.made_runs import opened
 pytestmark = pytest.mark.model
 
 SHAPE = {
-    **{"vocab_size": 384, "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2},
-    **{"num_attention_heads": 4, "num_key_value_heads": 4, "head_dim": 16, "pad_token_id": 0},
-    **{"moe_intermediate_size": 32, "num_experts_per_tok": 2, "initializer_range": 0.15},
-    **{"bos_token_id": 0, "eos_token_id": 0},
+    "vocab_size": 384,
+    "hidden_size": 64,
+    "intermediate_size": 128,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 16,
+    "pad_token_id": 0,
+    "moe_intermediate_size": 32,
+    "num_experts_per_tok": 2,
+    "initializer_range": 0.15,
+    "bos_token_id": 0,
+    "eos_token_id": 0,
 }
 LATENT = {
-    **{"q_lora_rank": 32, "kv_lora_rank": 32, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8},
-    **{"v_head_dim": 16, "head_dim": 8, "n_routed_experts": 8, "first_k_dense_replace": 0},
+    "q_lora_rank": 32,
+    "kv_lora_rank": 32,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 8,
+    "v_head_dim": 16,
+    "head_dim": 8,
+    "n_routed_experts": 8,
+    "first_k_dense_replace": 0,
 }
 GROUPS = {"n_group": 2, "topk_group": 1}
 INDEXER = {"index_topk": 8, "index_n_heads": 2, "index_head_dim": 16}
@@ -49,7 +64,14 @@ FAMILIES = {
     "gpt_oss": ({"num_local_experts": 8}, 1),
     "llama4_text": ({"num_local_experts": 8, "intermediate_size_mlp": 64}, 1),
     "granitemoe": ({"num_local_experts": 8}, 1),
-    "ernie4_5_moe": ({"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 0}, 1),
+    "ernie4_5_moe": (
+        {
+            "moe_num_experts": 8,
+            "moe_k": 2,
+            "moe_layer_start_index": 0,
+        },
+        1,
+    ),
     "minimax_m2": ({"num_local_experts": 8}, 1),
     "olmoe": ({"num_experts": 8}, 1),
     "kimi_linear": ({**LATENT, "num_experts": 8} | GROUPS, 3),
@@ -86,7 +108,9 @@ def test_a_capture_stores_what_its_own_forwards_chose_and_the_bits_of_plain_ones
             (scores, *_) = choices_of(loaded, side_of(name), prompts[1]).scores.values()
             best = scores[:, 0].topk(3)
             rows = run.rows("choice", side=side, prompt=1, ordinal=0)
-            assert rows["ids"].map(list).tolist() == best.indices[:, :2].sort().values.tolist()
+            # what a layer chose is stored in the order of ids
+            chosen = best.indices[:, :2].sort().values
+            assert rows["ids"].map(list).tolist() == chosen.tolist()
             cut = torch.tensor(rows[["lowest_chosen", "highest_left_out"]].to_numpy())
             assert torch.equal(cut, best.values[:, 1:].double())
 
@@ -111,11 +135,19 @@ def test_of_groups_of_experts_only_what_is_chosen_of_them_all_is_recorded():
     scores = torch.tensor([[4.0, 3.0, 1.0, 2.0, 8.0, 1.5]])
     of_groups = scores.reshape(1, 2, 3)
     recorder.note(("gate", 0), 5, of_groups.topk(1).indices, of_groups)
-    recorder.note(("gate", 1), 5, scores[None].topk(2).indices, scores[None])
+    recorder.note(
+        ("gate", 1),
+        5,
+        scores[None].topk(2).indices,
+        scores[None],
+    )
     (table,) = recorder.take(0, 0)
     (row,) = table.to_pylist()
-    assert (row["call"], row["position"], row["ids"]) == (2, 5, [0, 4])
-    assert (row["lowest_chosen"], row["highest_left_out"]) == (4.0, 3.0)
+    assert row["call"] == 2
+    assert row["position"] == 5
+    assert row["ids"] == [0, 4]
+    assert row["lowest_chosen"] == 4.0
+    assert row["highest_left_out"] == 3.0
     # the spacing of float32 at 8 is 2^-20
     assert row["margin_row_ulps"] == 2**20
     assert list(recorder.take(0, 0)) == []

@@ -115,11 +115,9 @@ def test_an_operations_shapes_and_dtypes_are_those_of_its_tensors(dtype):
     loaded = tiny_model("llama", dtype)
     ids = tiny_prompts(loaded)[0][:5]
     weight = loaded.model.model.layers[1].mlp.up_proj.weight
-    (row,) = (
-        row
-        for row in kernels_of(loaded, parse_path("prefill"), ids).rows
-        if (row.module, row.name) == ("model.layers.1.mlp.up_proj", "aten::mm")
-    )
+    rows = kernels_of(loaded, parse_path("prefill"), ids).rows
+    name = "model.layers.1.mlp.up_proj"
+    (row,) = (row for row in rows if (row.module, row.name) == (name, "aten::mm"))
     assert row.detail == f"{dtype} 5x{weight.shape[1]}, {weight.shape[1]}x{weight.shape[0]}"
 
 
@@ -130,7 +128,10 @@ def _another_kernel_at_larger_batches(loaded, name):
     plain = module.forward
 
     def forward(x):
-        return plain(x) if x.shape[0] == 1 else torch.logaddexp2(plain(x), plain(-x)) * 0 + plain(x)
+        if x.shape[0] == 1:
+            return plain(x)
+        # twice more, and times 0: the values stay as they are
+        return torch.logaddexp2(plain(x), plain(-x)) * 0 + plain(x)
 
     with attribute_replaced(module, "forward", forward):
         yield
@@ -138,18 +139,17 @@ def _another_kernel_at_larger_batches(loaded, name):
 
 @pytest.mark.model
 def test_a_kernel_that_only_a_larger_batch_launches_is_named_with_its_module(store):
-    loaded, sides = tiny_model("llama"), ("prefill", "prefill+batch:2")
+    loaded = tiny_model("llama")
+    sides = "prefill", "prefill+batch:2"
+    prompt = tiny_prompts(loaded)[0]
     with _another_kernel_at_larger_batches(loaded, "model.layers.1.mlp.up_proj"):
-        lists = [
-            kernels_of(loaded, parse_path(side), tiny_prompts(loaded)[0], n)
-            for n, side in enumerate(sides)
-        ]
+        lists = [kernels_of(loaded, parse_path(side), prompt, n) for n, side in enumerate(sides)]
     with opened(store, kernel_run(store, lists=tuple(lists))) as run:
-        table, split = side_by_side(run, 0), side_by_side(run, 0, "place")
+        table = side_by_side(run, 0)
+        split = side_by_side(run, 0, "place")
     only = table[(table["only"] == "variant") & (table["library"] == "torch")]
-    assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in list(
-        zip(only["name"], only["places"], strict=True),
-    )
+    named = list(zip(only["name"], only["places"], strict=True))
+    assert ("aten::logaddexp2", ["model.layers.*.mlp.up_proj"]) in named
     split = split[split["is_multiplied"] & (split["name"] == "aten::mm")]
     layers = loaded.model.config.num_hidden_layers
     assert split["places"].tolist() == [["model.layers.*.mlp.up_proj"]]
@@ -185,9 +185,12 @@ def test_a_forward_whose_logits_come_in_slices_is_one_forward(monkeypatch):
     with loaded.model.register_forward_pre_hook(lambda *_: calls.append(1)):
         sliced = kernels_of(loaded, parse_path("prefill"), ids)
     assert len(calls) == -(-len(ids) // 2) > FORWARDS
-    assert (sliced.forwards, sliced.forwards_of) == (whole.forwards, whole.forwards_of) == (1, 1)
+    for listed in (sliced, whole):
+        assert listed.forwards == 1
+        assert listed.forwards_of == 1
     for name in ("aten::embedding", "aten::silu"):
         assert launches(sliced, name) == launches(whole, name) > 0
-    reused = kernels_of(loaded, parse_path("reuse:7"), ids)  # the earlier call and the fresh rest
+    # the earlier call and the fresh rest
+    reused = kernels_of(loaded, parse_path("reuse:7"), ids)
     assert reused.forwards == 2
     assert reused.forwards_of == 2
