@@ -338,7 +338,13 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
     request, loaded, token_ids = plan.request, plan.loaded, plan.token_ids
     failures: list[str] = []
     # one session for all: it remembers the logits of paths that pairs share
-    session = JudgingSession(loaded, token_ids)
+    counts = [(each.given_positions, each.asked) for each in plan.generations]
+    of_prompts = set(zip(map(tuple, token_ids), counts, strict=False))
+    given = dict(of_prompts)
+    # one text may continue two prompts
+    if len(given) < len(of_prompts):
+        given = {}
+    session = JudgingSession(loaded, token_ids, given)
     sides = list(zip(plan.header.sides, plan.paths, strict=True))
     reference = plan.paths[0]
     if request.kernels:
@@ -377,8 +383,9 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
         return failures
     from ..inference.controls.precisions.catalogue import parse_precisions
 
-    # judging computes neither generated tokens nor the sides of other engines again
-    is_comparable = not plan.generations and all(path.engine is None for path in plan.paths)
+    # judging computes no sides of other engines again
+    is_comparable = all(path.engine is None for path in plan.paths)
+    is_comparable &= not plan.generations or session.continues
     own, *digests = writer.digests()
     for pair, (header, variant) in enumerate(sides[1:]):
         try:

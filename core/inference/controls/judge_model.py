@@ -44,6 +44,7 @@ from ..paths.engines import (
     PLAIN,
     Engine,
     RunnableSide,
+    continued,
     digest_of,
     divergence_of,
     measure,
@@ -116,8 +117,8 @@ def judge(
         session = JudgingSession(loaded, prompts)
     elif session.loaded is not loaded or list(session.prompts) != check_prompts(loaded, prompts):
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    one = side_of(reference)
-    other = side_of(variant)
+    one = session.side_of(reference)
+    other = session.side_of(variant)
     # results are kept by name: callables may share one, or have that of a path
     if one.name == other.name:
         if not other.is_named:
@@ -136,11 +137,19 @@ def judge(
 class JudgingSession:
     """One model and the prompts that its pairs are judged on. Results of a path are kept under its
     name; a callable may be another one under the same name, and is run anew for every pair.
+
+    given: of prompts that the sides continued, see `core.inference.paths.engines.continued`.
     """
 
-    def __init__(self, loaded: LoadedModel, prompts: Inputs) -> None:
+    def __init__(
+        self,
+        loaded: LoadedModel,
+        prompts: Inputs,
+        given: Mapping[Ids, tuple[int, int]] | None = None,
+    ) -> None:
         self.loaded = loaded
         self.prompts = check_prompts(loaded, prompts)
+        self.given = given or {}
         self._results: dict[Any, Any] = {}
         self._logits: dict[tuple[str, str, Ids], Tensor] = {}
 
@@ -153,11 +162,24 @@ class JudgingSession:
         """Return what was computed before of a side; of a callable compute it anew."""
         if not side.is_named:
             return compute()
-        key = what, side.name
+        key = what, side.key
         if key not in self._results:
             self._results[key] = compute()
         result: Computed = self._results[key]
         return result
+
+    @cached_property
+    def continues(self) -> bool:
+        """Whether sides read what they wrote token by token; not if they are to choose as the model
+        does, which is known by position.
+        """
+        chooses = self.loaded.has_experts or any(self.key_choosers.values())
+        return bool(self.given) and not chooses
+
+    def side_of(self, source: str | Engine) -> RunnableSide:
+        """Return the side of a path's name, or of a callable."""
+        side = side_of(source)
+        return side if side.path is None or not self.continues else continued(side, self.given)
 
     @cached_property
     def key_choosers(self) -> dict[str, bool]:
@@ -214,7 +236,7 @@ class JudgingSession:
             itemsize = model.torch_dtype.itemsize if side.engine_path is None else _WIDEST
 
             def run(ids: Sequence[int], emit: Emit) -> None:
-                key = side.name, model.dtype, tuple(ids)
+                key = side.key, model.dtype, tuple(ids)
                 if key not in self._logits:
                     size = model.rows_of(ids) * model.vocab_size * itemsize
                     kept = sum(logits.nbytes for logits in self._logits.values())
@@ -233,7 +255,7 @@ class JudgingSession:
 
     def forget(self, side: RunnableSide) -> None:
         """Let the logits of a side go, which no other pair has."""
-        self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.name}
+        self._logits = {key: logits for key, logits in self._logits.items() if key[0] != side.key}
 
 
 class ModelControls(Controls):
@@ -478,8 +500,8 @@ class ModelControls(Controls):
         row = int(path.settings.get("row", (0,))[0])
         other_row = (row + path.rows // 2) % path.rows if row else path.rows - 1
         neighbours = "same" if path.settings.get("neighbours") == ("random",) else "random"
-        with_others = side_of(str(path.with_modifier("neighbours", neighbours)))
-        side_in_row = side_of(str(path.with_modifier("row", other_row)))
+        with_others = self.session.side_of(str(path.with_modifier("neighbours", neighbours)))
+        side_in_row = self.session.side_of(str(path.with_modifier("row", other_row)))
         is_same, is_same_in_row = (
             digest_of(self.loaded, self.prompts, one) == self.digests[1]
             for one in (with_others, side_in_row)

@@ -3,9 +3,9 @@
 import difflib
 import hashlib
 import inspect
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext, suppress
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -40,7 +40,7 @@ Open = Callable[[LoadedModel, ModuleTrace | None], AbstractContextManager[Run]]
 class RunnableSide:
     """Side that can be run on a model: a path or a callable. block_sizes: values of its base that
     may be block sizes; hands_in: it reports its module outputs, so the model's own need no hooks;
-    engine_path: of another engine, in its own process.
+    engine_path: of another engine, in its own process; is_continued: see `continued`.
     """
 
     name: str
@@ -48,6 +48,12 @@ class RunnableSide:
     path: Path | None = None
     hands_in: bool = False
     engine_path: Path | None = None
+    is_continued: bool = False
+
+    @property
+    def key(self) -> str:
+        """What tells its results from those of other sides of a session."""
+        return f"{self.name}, continued" if self.is_continued else self.name
 
     @property
     def block_sizes(self) -> list[int]:
@@ -64,7 +70,7 @@ class RunnableSide:
     @property
     def is_plain(self) -> bool:
         """True if it is one forward of the whole prompt and nothing else, as `PLAIN`."""
-        return str(self.path) in ("prefill", "encode")
+        return not self.is_continued and str(self.path) in ("prefill", "encode")
 
     @property
     def is_one_piece(self) -> bool:
@@ -125,6 +131,32 @@ def side_of(source: str | Engine) -> RunnableSide:
         return nullcontext(run)
 
     return RunnableSide(name, open_engine, hands_in=hands_in)
+
+
+def continued(side: RunnableSide, given: Mapping[Ids, tuple[int, int]]) -> RunnableSide:
+    """Return a path's side that reads the tokens after the given ones one by one, as it wrote them.
+    given: how many tokens of each prompt were given, and how many were asked for.
+    """
+    path = side.path
+    assert path is not None
+
+    @contextmanager
+    def open_continued(loaded: LoadedModel, trace: ModuleTrace | None) -> Iterator[Run]:
+        with open_path(path, loaded, trace) as compute:
+
+            def run(ids: Sequence[int], emit: Emit) -> None:
+                prompt = tuple(ids)
+                # a trace follows forwards by their positions, which single steps do not tell
+                if trace is not None or prompt not in given:
+                    compute(ids, emit)
+                    return
+                count, asked = given[prompt]
+                rest = iter(ids[count:])
+                compute.continue_prompt(ids[:count], asked, lambda _: next(rest, None), emit)
+
+            yield run
+
+    return replace(side, open=open_continued, is_continued=True)
 
 
 # of an encoder its row of values: `encode` is the same base, and a capture refuses `prefill` there

@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from core.checks.rerun import AGAIN
+from core.commands.capturing import run_extras
 from core.errors import CaptureError
+from core.inference.capture.capture import run_capture
 from core.inference.generating import search
 from core.inference.generating.generation import (
     best_and_margin,
@@ -15,9 +18,11 @@ from core.inference.generating.generation import (
 )
 from core.inference.paths.paths import parse_path
 from core.numerics.formats import values_of
+from core.progress import no_progress
+from core.runs.writer import RunWriter
 from tests.core.inference.capture.test_capture import collect
 from tests.core.inference.conftest import MODELS
-from tests.core.inference.sameness import captured, planned, tokens
+from tests.core.inference.sameness import captured, opened, planned, tokens
 from tests.covering import covering
 
 LENGTH = 24
@@ -161,6 +166,34 @@ def test_the_second_pass_repeats_the_first(path, llama_bfloat16):
     again, margins_again = best_and_margin(torch.from_numpy(logits))
     assert again.tolist() == list(found[: len(again)]) != []
     assert margins_again.tolist() == list(margins[: len(again)])
+
+
+@pytest.mark.model
+def test_continuations_are_judged_by_the_bits_that_the_run_shows(llama_bfloat16, store):
+    # prefill computes the prompt at once and the continuation token by token, which no path of a
+    # whole text does
+    plan = planned(
+        llama_bfloat16,
+        MADE[:2],
+        "prefill",
+        ["decode"],
+        tokens=8,
+        judge=True,
+    )
+    with RunWriter(store, plan.header) as writer:
+        run_capture(plan, writer)
+        assert run_extras(plan, writer, no_progress) == []
+        run_id = writer.finish()
+    with opened(store, run_id) as run:
+        rows = run.query(
+            "SELECT pair_rms, rms FROM floor_position JOIN position USING (pair, prompt, position)"
+            " WHERE compute_dtype = 'bfloat16'"
+        )
+        assert len(rows) == run.header.rows
+        assert rows["pair_rms"].tolist() == pytest.approx(rows["rms"].tolist(), rel=1e-6)
+        assert rows["rms"].any()
+        again = [row for row in run.evidence(0) if row.check == AGAIN]
+        assert [row.outcome for row in again] == ["passed"]
 
 
 @pytest.mark.model
