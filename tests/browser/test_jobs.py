@@ -250,7 +250,11 @@ def test_an_upload_goes_on_after_a_reload_and_becomes_a_run(page, dashboard):
     expect_file(page, "large.npz", "arrived")
     (there,) = dashboard.store.glob(".uploads/*/data/large.npz")
     assert there.read_bytes() == path.read_bytes()
-    page.get_by_label("Name of the run").fill("In two halves")
+    name = page.get_by_label("Name of the run")
+    name.fill("In two halves")
+    # Firefox filled like this has nothing to commit when the field loses the focus
+    name.press("Enter")
+    settle(page)
     press(page, "Save as a run")
     page.get_by_role("button", name="Open run").click(timeout=300_000)
     expect_title(page, "Overview")
