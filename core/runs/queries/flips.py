@@ -23,6 +23,8 @@ SIDES = ("reference", "variant")
 MARGINS = ["reference_margin", "variant_margin"]  # columns of a table by position
 # of the points of the chart of near ties
 KINDS = ("no flip possible", "could flip", "flip", "NaN or infinity on one side")
+# times the median position: sound dense pairs reach 5.7
+_UNUSUAL = 12
 MOST_GRID_LINES = 64  # beyond that they would be a grey field
 
 # Logit and rank (1 is the argmax) of either side's argmax on both sides, if it is among the stored
@@ -196,6 +198,13 @@ def flips_sentence(table: DataFrame) -> str:
     if table["max_row_ulps"].isna().all():
         return text
     far = table[beyond_noise(table)]
+    usual = table.loc[table["max_row_ulps"] > 0, "max_row_ulps"].median()
+    unusual = flips[flips["max_row_ulps"] > _UNUSUAL * usual]
+    if far.empty and not unusual.empty:
+        # its margins are small, but the fault itself may be what made them so
+        are = "It is" if len(flips) == 1 else f"{len(unusual):,} of them are"
+        times = number(float(unusual["max_row_ulps"].max() / usual))
+        return f"{text} {are} where the sides differ up to {times}x as much as at most positions."
     if far.empty:
         are, near = "All are", "near ties"
         if len(flips) == 1:

@@ -169,3 +169,27 @@ def test_near_ties_of_flips_name_the_side_that_has_them(margins, sides):
         },
     )
     assert flips_sentence(table).endswith(sides)
+
+
+@pytest.mark.parametrize(
+    ("largest", "says"),
+    [
+        (200.0, "It is where the sides differ up to 200x as much as at most positions."),
+        (2.0, "It is a near tie on the reference."),
+    ],
+)
+def test_a_flip_at_a_position_that_stands_out_is_not_called_usual(largest, says):
+    # one logit raised past the argmax leaves a small margin: the flip is the fault
+    table = pd.DataFrame(
+        {
+            "prompt": 0,
+            "position": [0, 1, 2, 3],
+            "is_flip": [False, False, True, False],
+            "near_tie": True,
+            "max_abs": [1.0, 1.0, largest, 1.0],
+            "max_row_ulps": [1.0, 1.0, largest, 1.0],
+            "reference_margin": 0.5,
+            "variant_margin": 0.5,
+        },
+    )
+    assert flips_sentence(table).endswith(says)
