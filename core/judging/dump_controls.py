@@ -316,7 +316,10 @@ class DumpControls(Controls):
         if not self.figures.has_all_logits:
             return False
         best = np.nan_to_num(self.figures.best_tokens(0)[1][:, 0])
-        rows = np.flatnonzero(steps > spacings(MOST_PEAK * np.abs(best), self.header.format))
+        # of the largest numbers of a dtype infinite
+        with np.errstate(over="ignore"):
+            far = MOST_PEAK * np.abs(best)
+        rows = np.flatnonzero(steps > spacings(far, self.header.format))
         for row in rows[:: 1 + len(rows) // ALIKE].tolist():
             sizes = np.abs(some_values(self.figures, 0, (row, row + 1)))
             sizes = sizes[np.isfinite(sizes)]

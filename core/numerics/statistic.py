@@ -141,7 +141,9 @@ def floor_test(
     if shares_scale:
         mean = np.full_like(mean, total)
         others = np.broadcast_to(others.mean(axis=1, keepdims=True), draws.shape)
-    mine = difference / scale_of(mean)
+    # infinite over a floor of 0
+    with np.errstate(over="ignore"):
+        mine = difference / scale_of(mean)
     ratios = np.divide(
         draws,
         others,
