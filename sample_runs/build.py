@@ -264,7 +264,7 @@ def planned(each: Wanted) -> CapturePlan:
     )
 
 
-def say(stage: str, done: int = 0, total: int = 0) -> None:
+def say(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001
     print(f"  {stage}", f"{done}/{total}" if total else "", flush=True)
 
 
