@@ -63,6 +63,8 @@ def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_stor
     copied(own_store.directory / "one.duckdb")
     app = open_page("compare", run="dump")
     assert app.multiselect(key="compare_runs").value == []
+    assert "No other run has this model" in app.info[0].value
+    assert not app.table
     app = open_page("machine", run="dump")
     assert "No machine is recorded: this run was uploaded" in page_text(app)
 
