@@ -57,6 +57,14 @@ def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
     assert "The machines record the same facts" in page_text(app)
 
 
+@pytest.mark.parametrize("selected", ["fresh-against-cached", "injected-bug"])
+def test_a_run_with_the_sides_of_the_pair_is_preferred_to_a_later_one(bare_store, selected):
+    for name in (selected, "where-it-starts", "batches-on-an-h100"):
+        sample_in(bare_store, name)
+    app = open_page("compare", run=selected)
+    assert app.multiselect(key="compare_runs").value == ["where-it-starts"]
+
+
 def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_store):
     header = replace(header_of(vocab=31), provenance=Provenance(kind="upload"))
     write_run(own_store, header, run_id="dump")
