@@ -54,7 +54,10 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         without_curve = [letter for letter, share in shares if share.empty]
         figures = parts.figure_texts(pairs, letters)
-        inputs = ", ".join(differing_inputs(pairs)).capitalize()
+        inputs = ""
+        for letter, other in zip(letters[1:], pairs[1:], strict=True):
+            if differing := differing_inputs([pairs[0], other]):
+                inputs += f"A and {letter}: {', '.join(differing)}. "
         differs = differs.map(widgets.escape)
         return is_same, all_flips, inputs, differs, figures, curves, without_curve
 
@@ -64,9 +67,9 @@ def draw(view: selection.View) -> None:
     is_same, all_flips, inputs, differs, figures, curves, without_curve = everything
     notes = [shared_flips(pairs, all_flips)]
     if inputs:
-        limit = ": compare rates only, not positions or flips" if is_same is False else ""
+        limit = "Compare rates only, not positions or flips." if is_same is False else ""
         # no caption: pale orange is too faint
-        st.markdown(f":orange[{inputs}{limit}.]")
+        st.markdown(f":orange[{inputs}{limit}]")
     elif len(pairs) == 2:
         moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
         st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
