@@ -44,9 +44,9 @@ _LABELS = {
 _SHARES = ("share", "probability", "probability_change")
 _MOST_STYLED = 500  # rows
 _WIDTHS: dict[str, Any] = {
-    "name": 300,
-    "reference_details": 265,
-    "variant_details": 265,
+    "name": 240,
+    "reference_details": 210,
+    "variant_details": 210,
     "only": 75,
     "figure": 140,
     "usual": 190,
