@@ -136,7 +136,8 @@ def test_a_run_that_was_judged_elsewhere_or_earlier_shows_its_verdict(own_store)
     assert "judge" not in keys(app)
 
 
-def test_the_report_can_be_copied_and_carries_the_address(own_store):
+def test_the_report_can_be_copied_and_carries_the_address(own_store, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_HOSTING_PUBLIC_URL", "https://ulps.example.org")
     run_id = judged_run(own_store, "rounding")
     assert not [text for text in codes(opened(run=run_id)) if "###" in text]
     app = opened(run=run_id, open_=("copy_report",), position="10")
