@@ -95,6 +95,14 @@ def test_the_next_step_of_a_fault_is_its_first_position(own_store):
 
 
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(
+def test_the_next_step_to_the_flips_leads_to_one(own_store):
+    # the second place is a flip, the first is none
+    for position, shown in (("35", "prompt=1&position=30"), ("36", "prompt=1&position=36")):
+        app = opened(run="fresh-against-cached", prompt="1", position=position)
+        (link,) = [each.proto for each in app.get("page_link") if "See 4 flips" in each.proto.label]
+        assert link.query_string.endswith(shown)
+
+
     own_store,
     submitted,
 ):
