@@ -257,12 +257,11 @@ def _check(title: str, row: Evidence, key: str, *, is_open: bool) -> None:
         key=key,
         on_change="rerun",
     )
-    # charts that are not shown are not sent
-    if not step.open:
-        return
+    # a step without content cannot be opened
     with step:
         figures = row.figures
-        if isinstance(figures, AloneFigures) and figures.modules:
+        # charts that are not shown are not sent
+        if step.open and isinstance(figures, AloneFigures) and figures.modules:
             plots.draw(charts.over_modules(figures), f"modules_{key}", f"modules-{row.side}")
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"
