@@ -42,7 +42,7 @@ if token is None and st.session_state["heatmap_token"]:
     )
 # Zoom events of a chart of Streamlit's do not reach Python, so the map is a canvas of ours.
 canvas.draw(view, selected)
-about = "Scroll to zoom, drag to pan, click to inspect a cell's largest difference."
+about = "Scroll or pinch to zoom, drag to pan, click to inspect a cell's largest difference."
 if header.rows * header.vocab > WHOLE_RUN:
     about += " Runs this large show stored levels only."
 st.caption(about)

@@ -31,7 +31,7 @@ def _ask(indices: Indices) -> None:
 
 def pick_runs(view: selection.View) -> Indices:
     """Draw the control that chooses runs, and return them with the index of a pair: without a
-    choice the latest run of the same model that is most like the sidebar's.
+    choice the run of the same model that is most like the sidebar's, the latest of several.
     """
     indices: Indices = {}
     # of the page's setting, `run~2,run`
@@ -65,9 +65,16 @@ def pick_runs(view: selection.View) -> Indices:
     if of_model and not indices:
 
         def likeness(card: RunCard) -> tuple:
-            return card.positions == header.rows, card.created, card.run_id
+            return (
+                card.sides[0] == view.pair.reference,
+                view.pair.variant in card.sides,
+                card.compute_dtype == header.compute_dtype,
+                card.device == header.provenance.device,
+                card.positions == header.rows,
+                card.created,
+                card.run_id,
+            )
 
-        # the latest one, of as many positions if there is one
         indices = {max(of_model, key=likeness).run_id: None}
 
     def label(run_id: str) -> str:

@@ -35,6 +35,9 @@ BY = {
 def draw(view: selection.View) -> None:
     """Draw the tab."""
     pairs = parts.pick(view)
+    if len(pairs) == 1:
+        st.info("No other run has this model and vocabulary; choose one to compare with.")
+        return
     letters = parts.LETTERS[: len(pairs)]
     key = parts.draw_key([one.run for one in pairs], [one.pair.variant for one in pairs])
     are_flips_known = all(one.pair.summary.flips is not None for one in pairs)
@@ -51,7 +54,10 @@ def draw(view: selection.View) -> None:
         curves = plots.figure_spec(charts.runs_by_distance(shares))
         without_curve = [letter for letter, share in shares if share.empty]
         figures = parts.figure_texts(pairs, letters)
-        inputs = ", ".join(differing_inputs(pairs)).capitalize()
+        inputs = ""
+        for letter, other in zip(letters[1:], pairs[1:], strict=True):
+            if differing := differing_inputs([pairs[0], other]):
+                inputs += f"A and {letter}: {', '.join(differing)}. "
         differs = differs.map(widgets.escape)
         return is_same, all_flips, inputs, differs, figures, curves, without_curve
 
@@ -59,21 +65,18 @@ def draw(view: selection.View) -> None:
     of = tuple((store_cache.stamp_of(one.run.path), one.pair.index) for one in pairs)
     everything = store_cache.remember("compare", view.run, of, read)
     is_same, all_flips, inputs, differs, figures, curves, without_curve = everything
-    if len(pairs) == 1:
-        st.info("There is no other run of this model; choose one to compare with.")
-    else:
-        notes = [shared_flips(pairs, all_flips)]
-        if inputs:
-            limit = ": compare rates only, not positions or flips" if is_same is False else ""
-            # no caption: pale orange is too faint
-            st.markdown(f":orange[{inputs}{limit}.]")
-        elif len(pairs) == 2:
-            moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
-            st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
-            if unchanged:
-                notes.insert(0, f"Unchanged: {unchanged}.")
-        if any(notes):
-            st.caption(" ".join(filter(None, notes)))
+    notes = [shared_flips(pairs, all_flips)]
+    if inputs:
+        limit = "Compare rates only, not positions or flips." if is_same is False else ""
+        # no caption: pale orange is too faint
+        st.markdown(f":orange[{inputs}{limit}]")
+    elif len(pairs) == 2:
+        moved, unchanged = (widgets.escape("; ".join(each)) for each in movements(pairs))
+        st.markdown(f"**Moved: {moved}.**" if moved else "**Nothing moved.**")
+        if unchanged:
+            notes.insert(0, f"Unchanged: {unchanged}.")
+    if any(notes):
+        st.caption(" ".join(filter(None, notes)))
     # a table of four does not fit next to the chart
     left, right = st.columns((3, 2)) if len(pairs) < 4 else (st.container(), st.container())
     are_lists = all(one.run.header.is_list for one in pairs)

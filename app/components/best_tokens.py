@@ -64,14 +64,14 @@ def section(view: selection.View, *, is_charted: bool = True) -> None:
     forms = {
         "logit": (view.header.holds, number(format=tables.exact_format(logits.stack()))),
         "probability": ("probability", number(format="%.2f%%")),
-        "rank": ("rank (1 = argmax)", widgets.GROUPED),
+        "rank": ("rank", number(format="localized", help="1 = argmax")),
     }
     # what is compared stands side by side
     for name, (title, column) in forms.items():
         for side in SIDES:
             values = top[f"{side}_{name}"]
-            table[f"{side} {title}"] = 100 * values if name == "probability" else values
-            columns[f"{side} {title}"] = column
+            table[f"{title}, {side}"] = 100 * values if name == "probability" else values
+            columns[f"{title}, {side}"] = column
     st.dataframe(table, hide_index=True, key="top_table", column_config=columns, placeholder="–")
     exports.download(
         {"top tokens": top},

@@ -16,7 +16,7 @@ COLUMNS_IN_SIGHT = 7
 
 _LABELS = {
     "neq": "elements that differ",
-    "neq_share": "share that differs",
+    "neq_share": "differing",
     "rms": "RMS difference",
     "max_abs": "largest difference",
     "floor_rms": "noise floor, RMS",
@@ -30,7 +30,6 @@ _LABELS = {
     "near_tie": "near tie (either side)",
     "behind_choice": "behind another choice",
     "text": "token",
-    "first_position": "first differing position",
     "ratio": "launches, variant / reference",
     "only": "only in",
     "places": "modules",
@@ -44,10 +43,11 @@ _LABELS = {
 _SHARES = ("share", "probability", "probability_change")
 _MOST_STYLED = 500  # rows
 _WIDTHS: dict[str, Any] = {
-    "name": 300,
-    "reference_details": 265,
-    "variant_details": 265,
+    "name": 240,
+    "reference_details": 210,
+    "variant_details": 210,
     "only": 75,
+    "kind": 100,
     "figure": 140,
     "usual": 190,
     "definition": "large",

@@ -105,6 +105,7 @@ class Axes extends Drawing {
   }
 
   paintLegend(draw, text, border) {
+    if (!this.known.includes(1)) return; // no tile has come, so the scale has no ends
     const { data, shape, shape: { plot }, ends, floor } = this;
     const isOne = ends.isLog && ends.high <= ends.low; // a swatch, no scale: no other value is in the pair
     const width = isOne ? 20 : Math.min(SCALE, plot.width - 20);

@@ -12,18 +12,18 @@ from core.text import opening
 
 _COLUMNS = [
     "name",
-    "library",
+    "only",
     "reference_launches",
     "variant_launches",
-    "ratio",
-    "only",
     "reference_microseconds",
     "variant_microseconds",
+    "library",
+    "ratio",
     "places",
     "reference_details",
     "variant_details",
 ]
-_COLUMNS_OF_START = ["name", "reference_details", "variant_details", "only", "library", "modules"]
+_COLUMNS_OF_START = ["name", "only", "reference_details", "variant_details", "library", "modules"]
 SHOWN = {
     "start": "where it starts",
     "all": "all",

@@ -112,9 +112,14 @@ def _next_step(view: View, answer: Answer) -> None:
     if part:
         with st.container(key="next_step"):
             page = PAGES / f"{navigation.PAGE_OF[part].name}.py"
-            prompt, position = answer.first_place or (view.prompt, view.position)
-            place = replace(view, prompt=prompt, position=position)
-            st.page_link(page, label=f"{label} →", query_params=address.of(place, part))
+            place = answer.first_place or (view.prompt, view.position)
+            is_flip = view.table["is_flip"].eq(True)
+            flips = view.table.loc[is_flip, ["prompt", "position"]].to_numpy().tolist()
+            if part == "flips" and flips and [*place] not in flips:
+                # the first of its prompt, if there is one
+                place = min(flips, key=lambda flip: flip[0] != place[0])
+            there = replace(view, prompt=place[0], position=place[1])
+            st.page_link(page, label=f"{label} →", query_params=address.of(there, part))
 
 
 def _next_page(view: View, answer: Answer) -> tuple[str, str]:
@@ -252,12 +257,11 @@ def _check(title: str, row: Evidence, key: str, *, is_open: bool) -> None:
         key=key,
         on_change="rerun",
     )
-    # charts that are not shown are not sent
-    if not step.open:
-        return
+    # a step without content cannot be opened
     with step:
         figures = row.figures
-        if isinstance(figures, AloneFigures) and figures.modules:
+        # charts that are not shown are not sent
+        if step.open and isinstance(figures, AloneFigures) and figures.modules:
             plots.draw(charts.over_modules(figures), f"modules_{key}", f"modules-{row.side}")
             st.caption(
                 "RMS error vs. float64 on the same input: of each module of the side, and of the"

@@ -6,10 +6,12 @@ text after pasting.
 """
 
 from collections.abc import Sequence
+from urllib.parse import urlsplit
 
 from ... import __version__
 from ...checks.embeddings import EmbeddingFigures, ScoreFigures
 from ...evidence import Evidence
+from ...hosting.start import is_loopback
 from ...numerics.arrays import DataFrame
 from ...packaged_models import PACKAGED
 from ...text import join_bytes, number, out_of, percent, plural
@@ -37,7 +39,8 @@ def issue_text(run: RunReader, pairs: Sequence[StoredPair], address: str) -> str
         f"Run {code(header.name)}",
         code(_model_of(about)) if about.model else "",
         header.compute_dtype,
-        address,
+        # for readers on other machines
+        "" if is_loopback(urlsplit(address).hostname or "") else address,
     ]
     picture = f"Picture, to drag in here: {code(f'ulpscope export {run.run_id} --png pair.png')}"
     parts = [

@@ -50,11 +50,19 @@ def test_without_a_choice_the_latest_run_of_the_model_is_compared(own_store):
     assert app.multiselect(key="compare_runs").value == ["one"]
     text = page_text(app)
     # of the same model, but without token ids
-    assert "Unknown tokens." in text
+    assert "A and B: unknown tokens." in text
     assert "Nothing moved" not in text
     app = open_page("machine", run="two")
     assert app.multiselect(key="compare_runs").value == ["one"]
     assert "The machines record the same facts" in page_text(app)
+
+
+@pytest.mark.parametrize("selected", ["fresh-against-cached", "injected-bug"])
+def test_a_run_with_the_sides_of_the_pair_is_preferred_to_a_later_one(bare_store, selected):
+    for name in (selected, "where-it-starts", "batches-on-an-h100"):
+        sample_in(bare_store, name)
+    app = open_page("compare", run=selected)
+    assert app.multiselect(key="compare_runs").value == ["where-it-starts"]
 
 
 def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_store):
@@ -63,6 +71,8 @@ def test_a_run_of_another_vocabulary_is_not_compared_with_unless_chosen(own_stor
     copied(own_store.directory / "one.duckdb")
     app = open_page("compare", run="dump")
     assert app.multiselect(key="compare_runs").value == []
+    assert "No other run has this model" in app.info[0].value
+    assert not app.table
     app = open_page("machine", run="dump")
     assert "No machine is recorded: this run was uploaded" in page_text(app)
 
@@ -89,7 +99,7 @@ def test_two_runs_stand_side_by_side_with_ratios(own_store):
     flips = figures.loc["flips, share of positions"].tolist()
     assert "0.5%, 4 of 729" in flips
     assert figures.loc["verdict"].tolist() == ["rounding", "rounding"]
-    assert "Different tokens" in page_text(app)
+    assert "A and B: different tokens. Compare rates only" in page_text(app)
 
 
 @pytest.mark.parametrize(
@@ -143,7 +153,7 @@ def test_a_figure_that_a_run_lacks_has_no_ratio(own_store):
     # nats over logits are no ratio, and chosen tokens say nothing of flips
     assert not figures.iloc[:, 1].str.contains("x)", regex=False).any()
     text = page_text(app)
-    assert "Unknown tokens" in text
+    assert "A and B: unknown tokens" in text
     assert "different units" in text
     assert "No line: A" in text
     assert "B has no sequence 69" in text

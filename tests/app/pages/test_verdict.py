@@ -47,18 +47,19 @@ def test_the_page_opens_with_the_verdict_and_every_row_it_rests_on(own_store, ve
         (step,) = (step for step in steps if f"**{CHECK_GROUPS[row.group]}**" in step)
         assert ("[explained]" if is_explained else f"[{row.outcome}]") in step
         assert row.says.removesuffix(".") in step
-        # these are open
-        assert (row.control in page_text(app)) == (row.outcome == FAILED and not is_explained)
+        assert row.control in page_text(app)
     assert "judge" not in keys(app)
 
 
-def test_a_failed_check_is_open_with_its_figures_and_a_passed_one_unfolds(own_store):
-    run_id = judged_run(own_store, "bug suspected")
-    app = opened(run=run_id)
-    tables = len(app.table)
-    assert "24.3" in app.table[0].value.to_string().replace("\\", "")
-    app = opened(run=run_id, open_=("check_1",))
-    assert len(app.table) == tables + 1
+def test_a_failed_check_is_open_and_a_passed_one_has_figures_too(own_store):
+    app = opened(run=judged_run(own_store, "bug suspected"))
+    failed = next(step for step in app.expander if "[failed]" in step.label)
+    assert failed.proto.expanded
+    assert "24.3" in failed.table[0].value.to_string().replace("\\", "")
+    passed = next(step for step in app.expander if "[passed]" in step.label)
+    assert not passed.proto.expanded
+    # a browser opens no step without content
+    assert passed.table
 
 
 def test_rows_of_one_group_open_together(own_store):
@@ -92,6 +93,14 @@ def test_the_next_step_of_a_fault_is_its_first_position(own_store):
     assert "position=32" in link.query_string
     app = opened(run=judged_run(own_store, "identical"))
     assert not [each for each in app.get("page_link") if "See" in each.proto.label]
+
+
+def test_the_next_step_to_the_flips_leads_to_one(own_store):
+    # the second place is a flip, the first is none
+    for position, shown in (("35", "prompt=1&position=30"), ("36", "prompt=1&position=36")):
+        app = opened(run="fresh-against-cached", prompt="1", position=position)
+        (link,) = [each.proto for each in app.get("page_link") if "See 4 flips" in each.proto.label]
+        assert link.query_string.endswith(shown)
 
 
 def test_a_capture_that_was_not_judged_shows_the_command_and_a_button_that_runs_it(
@@ -136,7 +145,8 @@ def test_a_run_that_was_judged_elsewhere_or_earlier_shows_its_verdict(own_store)
     assert "judge" not in keys(app)
 
 
-def test_the_report_can_be_copied_and_carries_the_address(own_store):
+def test_the_report_can_be_copied_and_carries_the_address(own_store, monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_HOSTING_PUBLIC_URL", "https://ulps.example.org")
     run_id = judged_run(own_store, "rounding")
     assert not [text for text in codes(opened(run=run_id)) if "###" in text]
     app = opened(run=run_id, open_=("copy_report",), position="10")

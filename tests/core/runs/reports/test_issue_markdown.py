@@ -44,7 +44,7 @@ In float32 the pair is 0.96 times this model's own rounding floor, and no positi
 | 10 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.188 |
 | 70 | 0 `' w0'` | 1 `' w1'` | 1 / 1 | 0.188 |
 
-Run `Judged: rounding` · `model` · bfloat16 · http://localhost/overview?run=fixed
+Run `Judged: rounding` · `model` · bfloat16 · https://ulps.example.org/overview?run=fixed
 
 Picture, to drag in here: `ulpscope export fixed --png pair.png`
 """
@@ -62,7 +62,12 @@ def unfolded(text):
 
 def test_what_is_seen_is_the_expected_text(store):
     with opened(store, judged_run(store, "rounding", run_id="fixed")) as run:
-        assert unfolded(issue_text(run, run.pairs, "http://localhost/overview?run=fixed")) == SHOWN
+        address = "https://ulps.example.org/overview?run=fixed"
+        text = issue_text(run, run.pairs, address)
+        assert unfolded(text) == SHOWN
+        # dead for every other reader
+        local = issue_text(run, run.pairs, "http://127.0.0.1:8501/overview?run=fixed")
+        assert local == text.replace(f" · {address}", "")
 
 
 def test_many_variants_and_flips_stay_within_25_lines_and_a_bug_comes_first(store):
