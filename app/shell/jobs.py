@@ -240,7 +240,8 @@ class Jobs:
                 self._drop_spare()
                 self._spare = Child(
                     ["-m", core.__name__, "spare"],
-                    niceness=NICENESS,
+                    # a viewer waits for it, and among ten busy processes 10 leaves it 2 % of a core
+                    niceness=NICENESS // 2,
                     is_asked=True,
                 )
 
