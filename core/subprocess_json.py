@@ -19,6 +19,11 @@ ROOT = folder if (folder := _PACKAGE / "dashboard").is_dir() else _PACKAGE.paren
 _LONGEST = 4 << 20  # bytes of an object
 _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
+# lines that name an error: warnings and progress are no reason
+NAMES_ERROR = re.compile(
+    "(?!.*warning).*(error|exception|fail|cannot|abort|killed|memory)",
+    re.IGNORECASE,
+)
 _OURS = "ULPSCOPE_"
 _SECRET = re.compile("PASSWORD|SECRET|TOKEN")
 # what a process needs that reads untrusted files, without a network
@@ -132,12 +137,22 @@ class Child:
         return [line.strip() for line in self._errors if line.strip()]
 
     @property
+    def ending(self) -> str:
+        """How it ended: its exit code or signal."""
+        if self.code >= 0:
+            return f"ended with exit code {self.code}"
+        likely = ", probably out of memory" if self.code == -signal.SIGKILL else ""
+        return f"ended by {signal.Signals(-self.code).name}{likely}"
+
+    @property
     def sentence(self) -> str:
-        """The process's error message; its last line if it has none."""
-        sentence = f"it ended with exit code {self.code}."
-        for sentence in self.error_lines:
-            if sentence.startswith("error: "):
-                return sentence.removeprefix("error: ")
+        """The process's error message; if it has none, how it ended and its last error."""
+        sentence = f"it {self.ending}."
+        for line in self.error_lines:
+            if line.startswith("error: "):
+                return line.removeprefix("error: ")
+            if NAMES_ERROR.match(line):
+                sentence = f"it {self.ending}: {line}"
         return sentence
 
     def terminate(self) -> None:

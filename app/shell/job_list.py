@@ -12,7 +12,7 @@ from app.shell.jobs import GETTING, PROBING, Job
 def how_it_stands(job: Job) -> str:
     """Words on the state of a job."""
     if job.state == "waiting":
-        return "queued"
+        return job.stage
     if job.state == "running" and job.rows_total:
         of_kind = "probes" if job.kind == "ops" else "positions"
         unit = {GETTING: "MB", PROBING: "requests"}.get(job.device, of_kind)

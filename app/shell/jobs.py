@@ -60,8 +60,9 @@ def queue_of(device: str | None) -> str:
 class Job:
     """State of a job. state: one of waiting, running, cancelling, done, failed or cancelled.
 
-    device: its queue; rows: positions over all sides, or MB of a download; reserved: the id of its
-    run if known before; message: of a job that is done, what failed of a run stored in part.
+    device: its queue; began, ended: monotonic seconds; rows: positions over all sides, or MB of a
+    download; reserved: the id of its run if known before; message: of a job that is done, what
+    failed of a run stored in part.
     """
 
     number: int
@@ -72,7 +73,8 @@ class Job:
     stage: str = ""
     rows_done: int = 0
     rows_total: int = 0
-    seconds: float = 0.0
+    began: float = 0.0
+    ended: float = 0.0
     run_id: str = ""
     message: str = ""
     reserved: str = ""
@@ -87,6 +89,11 @@ class Job:
     @property
     def is_over(self) -> bool:
         return self.state in ("done", "failed", "cancelled")
+
+    @property
+    def seconds(self) -> float:
+        """How long it has run: also between its process's messages."""
+        return (self.ended or time.monotonic()) - self.began
 
     @property
     def share(self) -> float:
@@ -233,7 +240,8 @@ class Jobs:
                 self._drop_spare()
                 self._spare = Child(
                     ["-m", core.__name__, "spare"],
-                    niceness=NICENESS,
+                    # a viewer waits for it, and among ten busy processes 10 leaves it 2 % of a core
+                    niceness=NICENESS // 2,
                     is_asked=True,
                 )
 
@@ -263,7 +271,7 @@ class Jobs:
         """
         with self._lock:
             busy = {
-                task.job.device
+                task.job.device: task.job.title
                 for task in self._tasks.values()
                 if task.job.state in ("running", "cancelling")
             }
@@ -274,13 +282,16 @@ class Jobs:
                 rivals = {device}
                 # it may turn out to be any device
                 if device == ANY_DEVICE:
-                    rivals = busy.difference(_NO_DEVICES)
+                    rivals = busy.keys() - _NO_DEVICES
                 elif device not in _NO_DEVICES:
                     rivals.add(ANY_DEVICE)
-                is_free = busy.isdisjoint(rivals)
-                busy.add(device)
-                if is_free:
-                    self._change(task, state="running", stage="starting")
+                ahead = [title for rival, title in busy.items() if rival in rivals]
+                busy.setdefault(device, task.job.title)
+                if ahead:
+                    self._change(task, stage=f"waiting for {ahead[0]}")
+                else:
+                    began = time.monotonic()
+                    self._change(task, state="running", stage="starting", began=began)
                     threading.Thread(target=self._work, args=(task,), daemon=True).start()
 
     def _change(self, task: _Task, **values: object) -> None:
@@ -295,6 +306,7 @@ class Jobs:
             self._change(task, state="failed", message=f"it could not be run ({error}).")
         finally:
             task.child = None
+            self._change(task, ended=time.monotonic())
             self._drop_files(task)
             self._start_ready()
 
@@ -325,14 +337,13 @@ class Jobs:
                     is_asked=task.request is not None,
                 )
             task.child, task.secrets = child, None
-        began = time.monotonic()
         with child:
             if task.request is not None:
                 child.ask(task.request.settings())
             for line in child.messages():
                 names = line.keys() & {"stage", "rows_done", "rows_total", "run_id"}
                 progress = {name: line[name] for name in names}
-                self._change(task, seconds=time.monotonic() - began, **progress)
+                self._change(task, **progress)
         # Killed before it could clean up.
         if child.code < 0:
             self._sweep()

@@ -1,8 +1,8 @@
 """`ingest` and `inspect`: logit dumps, server responses and run files."""
 
 import json
-import signal
 import sys
+from select import select
 
 from typer import Argument, Context, Exit, Option
 
@@ -113,19 +113,22 @@ def spare(context: Context) -> None:
     """Load what `ingest` needs, read one line of JSON, `{"arguments": [...]}`, and run that
     command.
     """
-    signal.alarm(_SPARE_SECONDS)
     for fmt in (FLOAT32, BFLOAT16):
         # a page shows this stage: the first comparison of a dtype takes 10 to 15 s longer
         if not is_compiled(fmt):
             print_line(stage=COMPILING)
         prepare(fmt)
+        # on a busy machine the other dtype may take minutes, and this file may not need it
+        if select([sys.stdin], [], [], 0)[0]:
+            break
     import pandas  # noqa: F401
     import pyarrow  # noqa: F401
 
+    # only waiting has a limit: on a busy machine to compile may take longer
+    if not select([sys.stdin], [], [], _SPARE_SECONDS)[0]:
+        return
     # imports and kernels are most of the time that saving a small file takes, and are there by now
     if line := sys.stdin.readline():
-        # only waiting has a limit, an import may take longer
-        signal.alarm(0)
         code = context.find_root().command.main(
             json.loads(line)["arguments"],
             standalone_mode=False,

@@ -3,7 +3,6 @@
 """
 
 import os
-import signal
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +14,7 @@ from numpy.typing import NDArray
 
 from ..errors import CaptureError
 from ..path_grammar import Argument, Value, choice, syntax_of, whole_number
-from ..subprocess_json import Child, object_of
+from ..subprocess_json import NAMES_ERROR, Child, object_of
 from ..text import clean, printable, series
 
 ADAPTERS = Path(__file__).parent / "adapters"
@@ -23,7 +22,6 @@ CARRIERS = {"float16": "<u2", "bfloat16": "<u2", "float32": "<u4", "float64": "<
 # an engine that sends nothing for this long hangs
 QUIET_SECONDS = 900.0
 PROTOCOL = 2
-_WORTH = ("error", "exception", "fail", "cannot", "abort", "killed", "memory")
 
 
 class Refusal(msgspec.Struct, frozen=True, rename={"conditions": "where"}):
@@ -222,14 +220,10 @@ class EngineProcess:
         if child.is_late:
             what = f"sent nothing for {self._quiet:.0f} s and was ended"
         elif what == "ended" and code is not None:
-            what = f"ended with exit code {code}"
-            if code < 0:
-                what = f"ended by {signal.Signals(-code).name}"
-            if code == -signal.SIGKILL:
-                what += ", probably out of memory"
+            what = child.ending
         lines = [printable(line) for line in child.error_lines[-40:]] if with_lines else []
         # lines that name an error say more than the last ones
-        worth = [line for line in lines if any(word in line.lower() for word in _WORTH)]
+        worth = list(filter(NAMES_ERROR.match, lines))
         last = " / ".join((worth or lines)[-2:])[:500]
         return CaptureError(
             f"engine '{self.name}' {what}" + (f'; its last lines: "{last}".' if last else "."),

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from app.shell import jobs as job_module
+from app.shell.job_list import how_it_stands
 from app.shell.jobs import Job, Jobs, PromptFile, _Task, queue_of
 from core import subprocess_json
 from core.capture_request import CaptureRequest
@@ -70,11 +71,16 @@ def test_a_job_tells_its_progress_and_its_file_goes_with_it(jobs, monkeypatch, t
     running = wait(jobs, job.number, lambda j: j.rows_done > 0)
     assert running.stage == "decode"
     assert running.share == 0.5
+    seconds = running.seconds
+    # it says nothing meanwhile
+    wait(jobs, job.number, lambda j: j.seconds > seconds)
     (tmp_path / "go on").write_text("")
     done = ended(jobs, job)
     assert done.state == "done"
     assert done.run_id == "the-run"
     assert done.share == 1.0
+    over = wait(jobs, job.number, lambda j: j.ended)
+    assert over.seconds == over.ended - over.began
     until(lambda: not path.exists())
 
 
@@ -148,7 +154,9 @@ def test_jobs_on_different_devices_run_side_by_side_and_those_on_one_in_order(
     other = jobs.submit([], title="3", device="cuda:0")
     wait(jobs, first.number, lambda j: j.stage == "begun")
     wait(jobs, other.number, lambda j: j.stage == "begun")
-    assert wait(jobs, second.number, lambda j: True).state == "waiting"
+    assert how_it_stands(wait(jobs, second.number, lambda j: j.state == "waiting")) == (
+        "waiting for 1"
+    )
     jobs.cancel(first.number)
     wait(jobs, second.number, lambda j: j.state == "running")
     assert wait(jobs, other.number, lambda j: True).state == "running"
