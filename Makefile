@@ -23,7 +23,7 @@ thorough: $(VENV)/.thorough browser
 	$(BIN)/python -m pytest -n auto --dist worksteal -m "thorough and not browser"
 	$(BIN)/python -m pytest -m browser
 	@.ci/browser firefox
-	ULPSCOPE_FIREFOX=$$(command -v firefox-esr || command -v firefox) $(BIN)/python -m pytest -m "browser and not thorough"
+	ULPSCOPE_FIREFOX=$$(command -v firefox-esr || command -v firefox || echo missing) $(BIN)/python -m pytest -m "browser and not thorough"
 
 # The first stage of `make test` as other processors and thread counts compute it, and what ended red at the end: an
 # hour and a half on two cores. The names are numpy's for AVX-512 and AVX2. A plus joins variables: on a processor with

@@ -21,7 +21,8 @@ _LONGEST_ERROR = 4096  # bytes of a line on stderr
 _MOST_ERRORS = 1000  # lines, the latest
 # lines that name an error: warnings and progress are no reason
 NAMES_ERROR = re.compile(
-    "(?!.*warning).*(error|exception|fail|cannot|abort|killed|memory)",
+    '(?!.*warning:|File ")'
+    ".*(error|exception|fail|fault|cannot|abort|killed|memory|panicked|stopiter)",
     re.IGNORECASE,
 )
 _OURS = "ULPSCOPE_"
@@ -142,7 +143,9 @@ class Child:
         if self.code >= 0:
             return f"ended with exit code {self.code}"
         likely = ", probably out of memory" if self.code == -signal.SIGKILL else ""
-        return f"ended by {signal.Signals(-self.code).name}{likely}"
+        names = {each.value: each.name for each in signal.Signals}
+        name = names.get(-self.code, f"signal {-self.code}")
+        return f"ended by {name}{likely}"
 
     @property
     def sentence(self) -> str:

@@ -36,7 +36,8 @@ def draw(view: selection.View) -> None:
     """Draw the tab."""
     pairs = parts.pick(view)
     if len(pairs) == 1:
-        st.info("No other run has this model and vocabulary; choose one to compare with.")
+        if not st.session_state["compare_runs"]:
+            st.info("No other run has this model and vocabulary. Choose any run above.")
         return
     letters = parts.LETTERS[: len(pairs)]
     key = parts.draw_key([one.run for one in pairs], [one.pair.variant for one in pairs])

@@ -137,7 +137,7 @@ class Figure {
       if (!this.root.isConnected) return;
       const spec = data.spec[0] === "{" ? data.spec : await (await fetch(data.spec)).text();
       const isDark = channels(this.template.layout.paper_bgcolor)[0] < 128; // on which blue and red are too dim
-      const { data: traces, layout } = JSON.parse(isDark ? spec.replaceAll("#0072B2", "#3D8FE0").replaceAll("#E3000F", "#FF5A5F") : spec);
+      const { data: traces, layout } = JSON.parse(isDark ? spec.replaceAll('"#0072B2"', '"#3D8FE0"').replaceAll('"#E3000F"', '"#FF5A5F"') : spec);
       const [width, height] = this.size;
       const ours = {
         template: this.template, width, height, clickmode: data.is_picked ? "event" : "none",

@@ -16,7 +16,7 @@ COLUMNS_IN_SIGHT = 7
 
 _LABELS = {
     "neq": "elements that differ",
-    "neq_share": "differing",
+    "neq_share": "differing share",
     "rms": "RMS difference",
     "max_abs": "largest difference",
     "floor_rms": "noise floor, RMS",
@@ -30,6 +30,7 @@ _LABELS = {
     "near_tie": "near tie (either side)",
     "behind_choice": "behind another choice",
     "text": "token",
+    "first_position": "from position",
     "ratio": "launches, variant / reference",
     "only": "only in",
     "places": "modules",

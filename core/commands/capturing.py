@@ -384,11 +384,11 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
     from ..inference.controls.precisions.catalogue import parse_precisions
 
     # judging computes no sides of other engines again
-    is_comparable = all(path.engine is None for path in plan.paths)
-    is_comparable &= not plan.generations or session.continues
+    is_here = all(path.engine is None for path in plan.paths)
     own, *digests = writer.digests()
     for pair, (header, variant) in enumerate(sides[1:]):
         try:
+            is_same = is_here and (not plan.generations or session.continues)
             verdict = judge(
                 loaded,
                 token_ids,
@@ -397,7 +397,7 @@ def run_extras(plan: CapturePlan, writer: RunWriter, say: Progress) -> list[str]
                 precisions=parse_precisions(request.declares),
                 on_progress=_with_prefix(say, f"judging {header.name}"),
                 session=session,
-                digests=(own, digests[pair]) if is_comparable else None,
+                digests=(own, digests[pair]) if is_same else None,
             )
         except UlpscopeError as error:
             failures.append(f"'{header.name}' was not judged: {error}")

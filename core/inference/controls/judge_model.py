@@ -117,15 +117,15 @@ def judge(
         session = JudgingSession(loaded, prompts)
     elif session.loaded is not loaded or list(session.prompts) != check_prompts(loaded, prompts):
         raise CaptureError("judging: the session is of another model or of other prompts.")
-    one = session.side_of(reference)
-    other = session.side_of(variant)
-    # results are kept by name: callables may share one, or have that of a path
-    if one.name == other.name:
-        if not other.is_named:
-            other = replace(other, name=f"{other.name} (variant)")
-        elif not one.is_named:
-            one = replace(one, name=f"{one.name} (reference)")
     with model_errors_stop():
+        one = session.side_of(reference)
+        other = session.side_of(variant)
+        # results are kept by name: callables may share one, or have that of a path
+        if one.name == other.name:
+            if not other.is_named:
+                other = replace(other, name=f"{other.name} (variant)")
+            elif not one.is_named:
+                one = replace(one, name=f"{one.name} (reference)")
         try:
             controls = ModelControls(session, (one, other), precisions, on_progress, digests)
             verdict = judging.judge(controls)
@@ -173,8 +173,10 @@ class JudgingSession:
         """Whether sides read what they wrote token by token; not if they are to choose as the model
         does, which is known by position.
         """
-        chooses = self.loaded.has_experts or any(self.key_choosers.values())
-        return bool(self.given) and not chooses
+        if not self.given or self.loaded.has_experts:
+            return False
+        with model_errors_stop():
+            return not any(self.key_choosers.values())
 
     def side_of(self, source: str | Engine) -> RunnableSide:
         """Return the side of a path's name, or of a callable."""
@@ -280,6 +282,8 @@ class ModelControls(Controls):
         self.shares_scale = self.loaded.has_few_values
         self.blocks = sorted({*BLOCKS, *sides[0].block_sizes, *sides[1].block_sizes})
         self.changed = [side for side in sides if not side.is_plain]
+        # modules are followed over the whole text, where a continued prefill is the plain forward
+        self.followed = [side for side in self.changed if side.path != PLAIN.path]
         self.memoized_sides = session.memoize(sides[0]), session.memoize(sides[1])
         self.earlier_digests = digests
         self.digests = ["", ""]
@@ -556,7 +560,7 @@ class ModelControls(Controls):
         if is_torn or self.precisions or self.loaded.encoder is not None:
             return []
         rows = []
-        for side in self.changed:
+        for side in self.followed:
             control = f"modules of '{side.name}' in {self.dtype}"
             self.say(control)
             replay = self.replay(self.loaded)
@@ -611,7 +615,7 @@ class ModelControls(Controls):
         rows = []
         # as they were compared: while outputs are replaced, another forward would be recorded
         replay, _ = self.noted.get("float32", (Replay(), {}))
-        for side in self.changed:
+        for side in self.followed:
             self.say(f"each module of '{side.name}' alone")
             sides = [at_widest(side), side] if side.name in bugs else [side]
             about = self.loaded, self.prompts[number], number, position

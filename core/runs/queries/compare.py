@@ -19,7 +19,7 @@ from .verdicts import shown_verdict, ulp_percentile
 FIGURES = (
     ("flips_share", "flips, share of positions", True),
     ("near_ties_share", "near ties, share of positions", True),
-    ("neq_share", "share that differs", True),
+    ("neq_share", "share of values that differ", True),
     ("noise_ratio", "RMS / noise floor", True),
     ("rms_row_ulps", "RMS, row ULPs", True),
     ("rms", "RMS difference, {unit}", True),

@@ -200,11 +200,14 @@ def flips_sentence(table: DataFrame) -> str:
     far = table[beyond_noise(table)]
     usual = table.loc[table["max_row_ulps"] > 0, "max_row_ulps"].median()
     unusual = flips[flips["max_row_ulps"] > _UNUSUAL * usual]
-    if far.empty and not unusual.empty:
-        # its margins are small, but the fault itself may be what made them so
-        are = "It is" if len(flips) == 1 else f"{len(unusual):,} of them are"
+    stands_out = ""
+    # its margins are small, but the fault itself may be what made them so
+    if not unusual.empty:
         times = number(float(unusual["max_row_ulps"].max() / usual))
-        return f"{text} {are} where the sides differ up to {times}x as much as at most positions."
+        where = f"{plural(len(unusual), 'position')} of flips differ up to {times}x"
+        if len(unusual) == 1:
+            where = f"Position {unusual.iloc[0]['position']:,} differs {times}x"
+        stands_out = f" {where} as much as most."
     if far.empty:
         are, near = "All are", "near ties"
         if len(flips) == 1:
@@ -218,8 +221,8 @@ def flips_sentence(table: DataFrame) -> str:
                 sides = "on the variant only"
             elif only_variant:
                 sides = f"on at least one side, {only_variant:,} on the variant only"
-            return f"{text} {are} {near} {sides}."
-        return f"{text} {are} within the usual difference of the sides."
+            return f"{text} {are} {near} {sides}.{stands_out}"
+        return text + (stands_out or f" {are} within the usual difference of the sides.")
     first = (
         f"{place(far.iloc[0])}, margin {number(far.iloc[0][MARGINS].astype(float).min())} logits"
     )

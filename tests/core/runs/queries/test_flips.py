@@ -174,7 +174,7 @@ def test_near_ties_of_flips_name_the_side_that_has_them(margins, sides):
 @pytest.mark.parametrize(
     ("largest", "says"),
     [
-        (200.0, "It is where the sides differ up to 200x as much as at most positions."),
+        (200.0, "It is a near tie on the reference. Position 2 differs 200x as much as most."),
         (2.0, "It is a near tie on the reference."),
     ],
 )
