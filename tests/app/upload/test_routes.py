@@ -32,8 +32,8 @@ def send(client, body, first, last, query="", to="x"):
     return client.put(f"/api/uploads/{to}{query}", content=body[first : last + 1], headers=headers)
 
 
-def finish(client, total, query, to="x"):
-    return client.put(f"/api/uploads/{to}{query}", headers={"Content-Range": f"bytes */{total}"})
+def finish(client, total, query):
+    return client.put(f"/api/uploads/x{query}", headers={"Content-Range": f"bytes */{total}"})
 
 
 def runs(store):

@@ -37,7 +37,7 @@ def test_sound_kernels_are_rounding(operation, dtype):
     inputs = inputs_of(operation, dtype)
     for function in (operation.reference, *operation.sound.values()):
         found = judge_op(kernel(function), operation.reference, *inputs)
-        assert found.verdict in ("rounding", "identical"), str(found)
+        assert found.verdict in ("rounding", "identical")
 
 
 @each_dtype

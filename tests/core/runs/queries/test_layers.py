@@ -41,11 +41,11 @@ def compared(store, *sides):
         return opened(store, writer.finish())
 
 
-def part(values, dtype="bfloat16", first=0, module=NORM):
+def part(values, dtype="bfloat16", first=0):
     carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
     return LayerPart(
         0,
-        module,
+        NORM,
         first,
         values.astype(DTYPES[dtype]).view(carrier),
         dtype,
