@@ -102,12 +102,7 @@ def test_sglang():
 
 def test_sglang_from_a_later_start():
     """`logprob_start_len` 2 of four tokens: the rows given end at the last token of the prompt."""
-    meta = {
-        "prompt_tokens": 4,
-        "input_token_logprobs": [[None, 6, None], [-0.5, 7, None]],
-        "output_token_logprobs": [[-0.25, 9, None]],
-    }
-    found = one({"meta_info": meta})
+    found = one(sent("sglang_from_2"))
     assert places_of(found) == [2, 3]
     assert found.rows.targets.tolist() == [7, 9]
     # chosen tokens alone say nothing of the best
@@ -115,17 +110,7 @@ def test_sglang_from_a_later_start():
 
 
 def test_ollama():
-    top = [
-        {"token": "b", "logprob": -0.5, "bytes": [98]},
-        {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]},
-    ]
-    ollama = one(
-        {
-            "model": "m",
-            "response": "b",
-            "logprobs": [{**top[0], "top_logprobs": top}],
-        }
-    )
+    ollama = one(sent("ollama"))
     assert ollama.keys == "text"
     assert not ollama.start_known
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
@@ -630,12 +615,7 @@ def test_a_row_that_one_side_lacks_is_counted_once():
 
 
 def test_lists_of_id_and_value_of_an_older_mlx_server():
-    lists = {
-        "tokens": [5, 6],
-        "token_logprobs": [-0.25, -0.5],
-        "top_logprobs": [[[5, -0.25], [9, -2.0]], [[6, -0.5], [7, -1.5]]],
-    }
-    found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
+    found = one(sent("mlx"))
     assert found.keys == "token_id"
     assert found.rows.targets.tolist() == [5, 6]
     assert row_of(found, 0) == {5: -0.25, 9: -2.0}
