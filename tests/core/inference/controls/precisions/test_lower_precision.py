@@ -114,11 +114,9 @@ def test_a_lower_precision_is_named_with_its_size_in_floors(judged, small, name)
     verdict = judged(small, _one_prompt(small), "prefill", CASES[name].engine)
     row = _row(verdict)
     assert verdict.name == LOWER_PRECISION
-    assert row.outcome == PASSED
     assert row.figures.precision == NAMED[name]
     assert row.figures.noise_ratio > 100
     assert verdict.first_place is None
-    verdict.check(allowed=[LOWER_PRECISION])
 
 
 def test_a_path_in_16_bits_is_named_by_its_dtype_if_its_logits_have_no_grid(judged):
