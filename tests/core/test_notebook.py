@@ -27,6 +27,9 @@ def logits(seed):
     return np.random.default_rng(seed).normal(size=(POSITIONS, VOCAB)).astype(np.float32)
 
 
+PATTERNS = logits(1).astype(np.float16).view(np.uint16)
+
+
 def test_tensors_of_bfloat16_keep_their_bits_and_prompts_are_an_axis():
     sides = []
     for seed in (1, 2):
@@ -78,10 +81,7 @@ STEPS = torch.zeros(4, POSITIONS, VOCAB)
             [STEPS[0], STEPS[1].bfloat16()],
             "'reference' has parts of .* pass parts of one shape",
         ),
-        (
-            logits(1).astype(np.float16).view(np.uint16),
-            "^'reference' holds 16-bit patterns: choose bfloat16",
-        ),
+        (PATTERNS, "^'reference' holds 16-bit patterns: choose bfloat16"),
         (logits(1)[:, :-1], "holds='padded' compares the first 39"),
     ],
 )
@@ -126,8 +126,7 @@ def test_dir_lists_the_functions_of_python():
 
 
 def test_16_bit_patterns_are_read_as_the_compute_dtype_that_is_given():
-    patterns = logits(1).astype(np.float16).view(np.uint16)
-    run = core.compare(patterns, patterns, compute_dtype="float16")
+    run = core.compare(PATTERNS, PATTERNS, compute_dtype="float16")
     assert run.reader.header.compute_dtype == "float16"
 
 

@@ -23,8 +23,8 @@ from tests.core.responses.made_sides import by_text, pair_of, places_of, row_of,
 from tests.places import PAYLOADS
 
 
-def one(payload, request=None):
-    (found,) = read_payload(payload, "here", request)
+def one(payload):
+    (found,) = read_payload(payload, "here")
     return found
 
 
