@@ -322,7 +322,7 @@ def test_an_offline_output_of_vllm_is_the_servers_answer():
         "prompt_logprobs": choice["prompt_logprobs"],
         "outputs": [choice | {"logprobs": rows}],
     }
-    (found,) = read_payload([offline], "offline")
+    found = one([offline])
     (expected,) = read_responses(served)
     assert found.tokens == expected.tokens
     assert found.generated_from == expected.generated_from
@@ -473,16 +473,19 @@ REQUEST = {
 }
 
 
+def choices_at(*indices):
+    return [
+        {"index": index, "logprobs": {"content": [{"id": index, "logprob": -1.0}]}}
+        for index in indices
+    ]
+
+
 def test_choices_of_several_prompts_answer_these_prompts():
     """Two prompts with n = 2: choices 0 and 1 are of the first.
 
     Usage counts the tokens of both prompts.
     """
-    choices = [
-        {"index": index, "logprobs": {"content": [{"id": index, "logprob": -1.0}]}}
-        for index in (3, 1, 0, 2)
-    ]
-    payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
+    payload = {"choices": choices_at(3, 1, 0, 2), "usage": {"prompt_tokens": 9}}
     found = read_payload({"request": REQUEST, "response": payload}, "here")
     targets = [response.rows.targets.tolist() for response in found]
     assert targets == [[0], [1], [2], [3]]
@@ -497,12 +500,9 @@ def test_choices_of_several_prompts_answer_these_prompts():
 
 
 def test_prompts_of_ids_are_each_choices_own():
-    listed = [
-        {"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}
-        for index in range(2)
-    ]
-    found = read_payload({"choices": listed}, "here", {"prompt": [[4, 5], [6]]})
-    assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
+    payload = {"choices": choices_at(0, 1)}
+    found = read_payload(payload, "here", {"prompt": [[4, 5], [6]]})
+    assert [response.tokens for response in found] == [(4, 5, 0), (6, 1)]
 
 
 def spelled(text):
