@@ -22,22 +22,21 @@ PLANTED = "'; : pwned #\n\r\x03\x1a\x1b[2K\x08\u202e\u2066\u200b\u3164\x9b31m\u2
 STATED = "ulpscope judge --model stated-by-its-author"
 
 
-def request_of_a_stranger(planted):
-    """A request every text of which ends in `planted`, and that asks for all that it may."""
+def request_of_a_stranger():
+    """A request every text of which ends in PLANTED, and that asks for all that it may."""
     texts = {
-        each.name: (f"x{planted}",) if str(each.type) == "tuple[str, ...]" else f"x{planted}"
+        each.name: (f"x{PLANTED}",) if str(each.type) == "tuple[str, ...]" else f"x{PLANTED}"
         for each in fields(CaptureRequest)
         if "str" in str(each.type) and each.name != "declares"
     }
     return replace(CaptureRequest(model="m"), **texts, trust_remote_code=True)
 
 
-def of_a_stranger(path, planted=PLANTED):
-    """The run file with `planted` behind each of its texts, those of its request among them."""
-    with_texts(path, planted)
-    asked = request_of_a_stranger(planted).to_json().replace("'", "''")
+def of_a_stranger(path):
+    """The run file with PLANTED behind each of its texts, those of its request among them."""
+    with_texts(path, PLANTED)
+    asked = request_of_a_stranger().to_json().replace("'", "''")
     damaged(path, f"UPDATE run SET request = '{asked}' WHERE kind = 'capture'")
-    return path
 
 
 def harmful(text):

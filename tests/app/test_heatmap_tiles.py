@@ -54,9 +54,8 @@ def test_a_tile_holds_its_cells_as_they_are_and_nothing_if_none_differs(client):
     ("measure", "itemsize"),
     [("row_ulps", 4), ("ulps", 2), ("difference", 4)],
 )
-@pytest.mark.parametrize("order", ["id", "rank"])
-def test_the_whole_run_is_one_tile_at_its_coarsest_levels(client, order, measure, itemsize):
-    answer = tile(client, level="1,2", tile="0,0", order=order, measure=measure)
+def test_the_whole_run_is_one_tile_at_its_coarsest_levels(client, measure, itemsize):
+    answer = tile(client, level="1,2", tile="0,0", measure=measure)
     # 70 rows by 2, 3,000 tokens by 4
     cells = np.frombuffer(answer.content, f"<u{itemsize}").reshape(35, 750)
     assert np.argwhere(cells)[:, 0].tolist() == [ROW // 2]

@@ -11,7 +11,7 @@ import yaml
 from PIL import Image
 
 from tests.core.conftest import environment
-from tests.core.probing.odd_server import listening, reply
+from tests.core.probing.odd_server import asked_of, listening, reply
 from tests.shell import ROOT, command_in, steps_in
 
 MARKER = "<!-- ulpscope gate: logits -->\n"
@@ -53,8 +53,7 @@ class GitHub:
             page = int(query["page"][0])
             reply(handler, self.comments[size * (page - 1) : size * page])
             return
-        length = int(handler.headers["Content-Length"])
-        body = json.loads(handler.rfile.read(length))["body"]
+        body = asked_of(handler)["body"]
         if self.status:
             reply(handler, {"message": "Resource not accessible by integration"}, self.status)
         elif handler.command == "PATCH":

@@ -141,7 +141,6 @@ def test_every_logit_of_a_position_is_exported_exactly(tmp_path, dtype):
     assert table["token_id"].tolist() == list(range(8))
     assert np.array_equal(table["reference_logit"], reference[1].astype(float), equal_nan=True)
     assert np.array_equal(table["variant_logit"], variant[1].astype(float), equal_nan=True)
-    # from 1 to 2: of the significand
     # ordinals between two powers of two: 2 to the bits of the fraction
     steps = 1 << {"float16": 10, "float32": 23, "bfloat16": 7}[dtype]
     ulps = table["ulps"].astype(object).where(table["ulps"].notna(), None).tolist()

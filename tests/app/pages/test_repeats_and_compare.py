@@ -187,4 +187,3 @@ def test_tables_of_a_comparison_hold_the_figures_of_the_run_files(own_store):
     whole = compare_parts.export_runs(compared)
     assert whole["run"].tolist() == [run.run_id for run in runs]
     assert whole["flips"].tolist() == [run.pairs[0].summary.flips for run in runs]
-    assert whole["max_abs"].tolist() == [run.pairs[0].summary.max_abs for run in runs]

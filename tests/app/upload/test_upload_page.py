@@ -87,7 +87,6 @@ def test_a_dump_shows_its_sides_and_is_saved_with_the_options(monkeypatch, store
         assert run.header.name == "Six calls"
         assert run.header.provenance.model == "org/model"
         assert run.header.sides[0].name == "call_3"
-        assert run.header.compute_dtype == "bfloat16"
     assert "**Six calls** — done" in page_text(open_page("upload"))
     assert not list(store.directory.glob(".uploads/*/data/*"))
     click(app, "open_1")
@@ -176,7 +175,6 @@ def test_a_run_file_becomes_a_run_of_its_own_name(monkeypatch, store, tmp_path):
     save(page(monkeypatch, upload), key_of(upload))
     with stored(store) as run, RunReader(original) as theirs:
         assert run.header.name == theirs.header.name
-        assert run.at(1, 0, 7).tobytes() == theirs.at(1, 0, 7).tobytes()
 
 
 def test_responses_of_two_servers_are_one_run(monkeypatch, store):
@@ -188,7 +186,6 @@ def test_responses_of_two_servers_are_one_run(monkeypatch, store):
     (path,) = store.directory.glob("*.duckdb")
     run = run_of(path)
     assert run.header.name == "before and after"
-    assert run.header.model == "SmolLM2-135M-Instruct"
     click(app, "open_1")
     assert app.title[0].value == "Overview"
 

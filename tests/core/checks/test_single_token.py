@@ -12,9 +12,9 @@ SUBJECT = SimpleNamespace(dtype="bfloat16")
 LOGITS = 3 * np.random.default_rng(9).standard_normal((ROWS, TOKENS))
 
 
-def by_chance(seed=0):
+def by_chance():
     """Differences of standard normal size, each token's of mean 0. [rows, tokens]"""
-    noise = np.random.default_rng(seed).standard_normal((ROWS, TOKENS))
+    noise = np.random.default_rng(0).standard_normal((ROWS, TOKENS))
     return (noise - noise.mean(axis=0)) / noise.std(axis=0)
 
 

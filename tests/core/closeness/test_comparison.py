@@ -213,12 +213,11 @@ def test_equal_values_have_equal_errors_and_no_direction(seed, repeats):
     assert compare_errors(*results, exact).verdict == "rounding"
 
 
-@pytest.mark.parametrize("wide", [np.float32, np.float64])
-def test_one_number_near_the_largest_is_a_bug(rng, exact, wide):
+def test_one_number_near_the_largest_is_a_bug(rng, exact):
     actual = rounded(rng, exact)
     # its square is infinite in float32
     actual[2, 3, 4] = 3e38
-    found = compare_errors(actual, rounded(rng, exact), exact.astype(wide))
+    found = compare_errors(actual, rounded(rng, exact), exact.astype(np.float32))
     assert found.verdict == "bug suspected"
     assert found.ratio > 1e38
 
@@ -319,7 +318,8 @@ def test_any_shape_is_compared(rng, shape):
     trusted = list(map(np.asarray, expected))
     found = compare_errors(np.asarray(actual), trusted, exact)
     assert found.shape == shape
-    assert found.verdict in ("rounding", "bug suspected")
+    assert found.verdict == "rounding"
+    assert compare_errors(np.asarray(actual + 1), trusted, exact).verdict == "bug suspected"
 
 
 @pytest.mark.parametrize(

@@ -13,17 +13,8 @@ from benchmarks.closeness.operations import OPERATIONS, cast, kernel
 from core.closeness.operation import judge_op
 from core.errors import UsageError
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-each_dtype = pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES)
-FAULTS = [
-    (
-        name,
-        fault,
-    )
-    for name, operation in OPERATIONS.items()
-    for fault in operation.faults
-]
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 
 
 def inputs_of(operation, dtype):
@@ -37,11 +28,14 @@ def test_sound_kernels_are_rounding(operation, dtype):
     inputs = inputs_of(operation, dtype)
     for function in (operation.reference, *operation.sound.values()):
         found = judge_op(kernel(function), operation.reference, *inputs)
-        assert found.verdict in ("rounding", "identical"), str(found)
+        assert found.verdict in ("rounding", "identical")
 
 
 @each_dtype
-@pytest.mark.parametrize(("name", "fault"), FAULTS)
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [(name, fault) for name, operation in OPERATIONS.items() for fault in operation.faults],
+)
 def test_faults_are_suspected(name, fault, dtype):
     operation = OPERATIONS[name]
     function = kernel(operation.faults[fault])

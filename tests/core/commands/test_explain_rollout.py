@@ -202,19 +202,15 @@ def test_one_model_is_in_memory_at_a_time_and_float32_may_not_fit(checkpoints, t
     assert explanation.says.count("Not in float32: no room.") == 2
 
 
-def test_without_the_prompts_no_model_can_rescore(store, tmp_path):
-    row = {"token_ids": [1, 2], "rollout": [-1.0, -2.0], "trainer": [-1.0, -2.1]}
-    write_lines(tmp_path / "a.jsonl", [row])
-    path = store.path_of(ingest(store, [tmp_path / "a.jsonl"]))
-    with pytest.raises(UsageError, match="prompt_token_ids"):
-        explained(path, [MODEL])
-
-
-def test_a_missing_checkpoint_stops_before_any_is_loaded(store, tmp_path, cli):
-    """As a shell's glob gives them: the first is the option's, the others follow."""
+def test_what_no_model_can_rescore_is_refused_before_any_is_loaded(store, tmp_path, cli):
+    """A run without its prompts; and folders as a shell's glob gives them: the first is the
+    option's, the others follow.
+    """
     row = {"token_ids": [1, 2], "rollout": [-1, -2], "trainer": [-1, -3]}
     file = write_lines(tmp_path / "a.jsonl", [row])
     run_id = ingest(store, [file])
+    with pytest.raises(UsageError, match="prompt_token_ids"):
+        explained(store.path_of(run_id), [MODEL])
     done = cli("explain", run_id, "--trainer", MODEL, file)
     assert "is a file; expected a folder" in done.refusal
 

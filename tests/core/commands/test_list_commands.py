@@ -37,11 +37,9 @@ def told(cli, *words):
     [
         ("flips:margin>0.001", "failed"),
         ("flips:margin>50", "passed"),
-        ("max-abs>0.0001", "failed"),
-        ("same-top1<0.9", "failed"),
     ],
 )
-def test_a_condition_fails_passes_or_is_open(cli, changed, condition, outcome):
+def test_a_condition_fails_or_passes(cli, changed, condition, outcome):
     done = cli("compare", *changed, "--fail-on", condition, "--json")
     gate = done.json["gate"]
     assert gate["outcome"] == outcome, gate
@@ -78,8 +76,6 @@ def test_responses_are_stored_shown_and_compared_again(cli, changed, tmp_path):
     assert "flips of B: 1" in cli("show", run_id, *store).stdout
     assert "### `B` vs `A`: undecided" in cli("show", run_id, "--markdown", *store).stdout
     card = next(card for card in told(cli, "list", *store) if card["run_id"] == run_id)
-    assert card["kind"] == "upload"
-    assert card["sides"] == ["A", "B"]
     assert card["flips"] == 1
 
 

@@ -70,7 +70,6 @@ def test_a_control_makes_a_new_run_and_a_fault_exits_with_1(cli, dump):
             ("RUN", "--model", "no/such/model", "--floor", "no_such.npz"),
             "--floor or --model, not both",
         ),
-        (("RUN", "--exact", "no_such.npz"), "there is no such file"),
         (("RUN", "--declare", "kv=fp8_e4m3"), "--declare needs --model"),
         (
             ("RUN", "--model", "no/such/model", "--declare", "cache=int8"),

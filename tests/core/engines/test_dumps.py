@@ -187,7 +187,7 @@ def test_a_fault_in_what_was_dumped_is_a_bug_and_its_module_named(loaded, folder
     with scaled(loaded, 0.0 if is_faulty else 1.0, row=7):
         as_sglang(loaded.model, (IDS,), folder)
     found = judge(loaded, [IDS], variant="rollout:replay")
-    assert found.name == ("bug suspected" if is_faulty else "rounding"), found.because
+    assert found.name == ("bug suspected" if is_faulty else "rounding")
     if is_faulty:
         (alone,) = rows_of(found.evidence, "each module alone")
         assert alone.figures.modules_beyond == ("model.layers.1.self_attn",)
@@ -209,7 +209,7 @@ def test_a_dump_of_16_bits_is_judged_by_the_16_bit_verdict(folder, scale, verdic
     with scaled(narrow, scale):
         as_sglang(narrow.model, (IDS,), folder)
     found = judge(narrow, [IDS], variant="rollout:replay")
-    assert found.name == verdict, found.because
+    assert found.name == verdict
     (drawn,) = rows_of(found.evidence, "error against float32")
     assert drawn.outcome == ("passed" if scale == 1 else "failed")
 

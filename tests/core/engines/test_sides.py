@@ -175,7 +175,7 @@ def test_a_gguf_is_written_anew_when_a_weight_changes(loaded, ids):
 @pytest.mark.parametrize(("path", "verdict"), SETTINGS.items())
 def test_no_setting_of_an_engine_is_called_a_bug(loaded, ids, path, verdict):
     found = judge(loaded, [ids], variant=path)
-    assert found.name == verdict, found.because
+    assert found.name == verdict
 
 
 ATTENTIONS = {f"model.layers.{n}.self_attn" for n in range(3)}
@@ -195,7 +195,7 @@ MODULES_OF = {
 
 def figures_of_bug(found):
     """Figures of each module alone, of a verdict that suspects a bug."""
-    assert found.name == "bug suspected", found.because
+    assert found.name == "bug suspected"
     (alone,) = rows_of(found.evidence, "each module alone")
     return alone.figures
 
@@ -343,7 +343,7 @@ def test_an_engine_of_another_environment_is_the_model_and_so_is_every_module_of
     path,
 ):
     found = judge(loaded, [ids[:24]], variant=path)
-    assert found.name == "rounding", found.because
+    assert found.name == "rounding"
     modules = alone(path, loaded, ids[:24])
     assert len(modules.names) >= 32
     assert modules.ratios.max() < LARGEST_ALONE
@@ -373,7 +373,7 @@ def test_what_an_engine_of_another_environment_rounds_is_no_bug(loaded, ids, pat
         if "this processor has no" not in str(error):
             raise
         pytest.skip(str(error))
-    assert found.name == "lower precision", found.because
+    assert found.name == "lower precision"
 
 
 @pytest.mark.thorough

@@ -30,8 +30,8 @@ def result(seed, change=lambda logits: logits):
     return bits(change(EXACT + noise))
 
 
-def trusted(count, change=lambda logits: logits):
-    return {f"trusted:{seed}": result(100 + seed, change) for seed in range(count)}
+def trusted(count):
+    return {f"trusted:{seed}": result(100 + seed) for seed in range(count)}
 
 
 def verdict(tmp_path, pair, exact=None):

@@ -9,7 +9,6 @@ import pytest
 
 from core.checks import CHECKS
 from core.checks.drawn import DRAWN, Errors, Exact
-from core.checks.lower_precision import ONE_PRECISION
 from core.checks.modules_alone import ALONE, AloneFigures
 from core.checks.other_rows import OTHER_PROMPTS, OtherPromptsFigures, OtherRows
 from core.checks.outliers import structure_of
@@ -25,6 +24,7 @@ from core.evidence import (
     NOTED,
     OWN_DTYPE,
     PASSED,
+    PRECISION,
     RERUN,
     SAMPLER,
     VALIDITY,
@@ -326,7 +326,7 @@ def test_earlier_evidence_stands_for_checks_that_are_not_made_now():
     assert [row.outcome for row in rows_of(verdict.evidence, FLOAT32)] == [FAILED]
 
 
-def row(group, outcome, says="so it is."):
+def row(group, outcome, says="so it is.", side=None):
     # the usual one of its group
     checks = [OWN_PAIR, WIDE_PAIR, *CHECKS.values()]
     return Evidence(
@@ -335,6 +335,7 @@ def row(group, outcome, says="so it is."):
         Unmeasured(),
         outcome,
         says,
+        side,
     )
 
 
@@ -478,10 +479,8 @@ def test_a_rerun_that_jumps_at_one_position_is_more_than_rounding(ratio, is_beyo
 
 
 def test_a_lower_precision_of_one_side_does_not_excuse_the_other():
-    def row(check, outcome, side=None):
-        return Evidence(check, "a control", Unmeasured(), outcome, f"{side}.", side)
-
-    wide = row(WIDE_PAIR, FAILED)
-    lower, faulty = row(ONE_PRECISION, PASSED, "prefill"), row(ONE_PRECISION, FAILED, "engine")
+    wide = row(FLOAT32, FAILED)
+    lower = row(PRECISION, PASSED, side="prefill")
+    faulty = row(PRECISION, FAILED, side="engine")
     assert conclude([lower, wide], is_bit_identical=False).name == "lower precision"
     assert conclude([lower, faulty, wide], is_bit_identical=False).name == "bug suspected"

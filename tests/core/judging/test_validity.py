@@ -253,12 +253,12 @@ def test_less_than_half_of_a_row_is_no_truncation(sides, tmp_path):
 
 
 @pytest.mark.parametrize("fmt", [BFLOAT16, FLOAT32], ids=lambda fmt: fmt.name)
-@pytest.mark.parametrize("share", [0.95, 0.8])
-def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt, share):
+def test_filled_rows_are_counted_exactly_wherever_the_others_lie(fmt):
     random = np.random.default_rng(0)
     values = random.standard_normal((40, 5000)).astype(fmt.values)
     filled = random.choice(40, 11, replace=False)
-    kept = round(5000 * (1 - share))
+    # a fifth of each
+    kept = 1000
     for row in filled:
         where = random.choice(5000, 5000 - kept, replace=False)
         values[row, where] = -3.0
@@ -418,6 +418,7 @@ COMMON = 2 * np.random.default_rng(5).standard_normal(VOCAB)
 TOKENS = np.arange(VOCAB)
 # Faults as large as rounding, alike in all rows, and their verdicts. [positions, vocab] -> the same
 STEADY = {
+    "nothing": (lambda logits: logits, "likely rounding"),
     "a scale": (lambda logits: logits * 1.004, "undecided"),
     "a bias of the head": (
         lambda logits: logits + 0.04 * np.random.default_rng(6).standard_normal(VOCAB),
@@ -434,11 +435,9 @@ STEADY = {
 @pytest.mark.parametrize("fault", STEADY)
 def test_a_difference_that_is_alike_in_all_rows_is_no_rounding(fault, tmp_path):
     reference = _rounded(PLAIN + COMMON, "bfloat16")
-    sound = _rounded(OTHER + COMMON, "bfloat16")
     add, verdict = STEADY[fault]
     variant = _rounded(add(OTHER + COMMON), "bfloat16")
-    assert verdict_of(stored(tmp_path / "sound", reference, sound)) == "likely rounding"
-    with stored(tmp_path / "fault", reference, variant) as run:
+    with stored(tmp_path, reference, variant) as run:
         assert run.pairs[0].summary.rms_row_ulps < 2
         assert verdict_of(run) == verdict
 

@@ -20,7 +20,7 @@ from core.runs.reports.issue_markdown import issue_text
 from core.runs.reports.report_json import as_json, report_of_run
 from core.runs.store.store import Store
 from tests.core.evidence import rows_of
-from tests.core.judging.engine_dumps import changed
+from tests.core.judging.engine_dumps import changed, saved
 from tests.core.runs.made_runs import ingested, opened, verdict_of
 
 RANDOM = np.random.default_rng(11)
@@ -31,9 +31,8 @@ _OF_SUMMARY = COUNTS_OF_TOKENS | {"mean_kl", "max_kl", "min_margin"}
 
 
 def stored(folder, reference, variant, **more):
-    np.savez(folder / "dump.npz", reference=reference, variant=variant, **more)
-    store = Store(folder / "store")
-    return ingested(store, folder / "dump.npz", holds="values")
+    dump = saved(folder / "dump.npz", reference=reference, variant=variant, **more)
+    return ingested(Store(folder / "store"), dump, holds="values")
 
 
 def row_of(run, check):
@@ -92,23 +91,15 @@ def test_rows_are_the_leading_axes_and_a_list_of_scores_has_one_value_a_row(
 
 
 def test_a_dump_declares_its_values_and_a_wrong_word_is_refused(tmp_path):
-    np.savez(
-        tmp_path / "declared.npz",
-        a=ROWS,
-        b=NEAR,
-        holds=np.array("values"),
-    )
-    np.savez(
-        tmp_path / "wrong.npz",
-        a=ROWS,
-        b=NEAR,
-        holds=np.array("scores"),
+    declared, wrong = (
+        saved(tmp_path / f"{word}.npz", a=ROWS, b=NEAR, holds=np.array(word))
+        for word in ("values", "scores")
     )
     store = Store(tmp_path / "store")
-    with ingested(store, tmp_path / "declared.npz") as run:
+    with ingested(store, declared) as run:
         assert not run.header.has_tokens
     with pytest.raises(DumpError, match="holds"):
-        ingest(store, [tmp_path / "wrong.npz"])
+        ingest(store, [wrong])
 
 
 def test_noise_of_rounding_is_likely_rounding(tmp_path):
@@ -202,8 +193,8 @@ def test_a_noise_floor_of_embeddings_decides(tmp_path):
     run = stored(tmp_path, ROWS, NEAR)
     noise = RANDOM.normal(size=(3, *ROWS.shape))
     paths = {f"path {n}": (ROWS + ULP * each).astype(np.float32) for n, each in enumerate(noise)}
-    np.savez(tmp_path / "floor.npz", reference=ROWS, **paths)
-    controls = measure_controls(run, floor=[tmp_path / "floor.npz"])
+    floor = saved(tmp_path / "floor.npz", reference=ROWS, **paths)
+    controls = measure_controls(run, floor=[floor])
     store = Store(tmp_path / "store")
     with opened(store, judge_stored(store, run, controls)) as judged:
         assert verdict_of(judged) == "rounding"

@@ -6,13 +6,9 @@ import numpy as np
 import pytest
 import torch
 
+from core.numerics.formats import LOGIT_FORMATS
 from core.numerics.grid import find_grid, margin_ulps, sent_error
-
-DTYPES = {
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "float32": torch.float32,
-}
+from tests.core.numerics.oracle import ordinal
 
 
 def sent(dtype, scale, centre, k):
@@ -22,22 +18,12 @@ def sent(dtype, scale, centre, k):
     rng = np.random.default_rng([k, int(scale * 10), int(abs(centre))])
     values, margins = [], []
     for _ in range(16):
-        logits = torch.tensor(rng.normal(centre, scale, 2048)).to(DTYPES[dtype])
+        logits = torch.tensor(rng.normal(centre, scale, 2048)).to(getattr(torch, dtype))
         best = torch.log_softmax(logits.float(), -1).topk(k).values
         values.append(best.double().numpy())
-        margins.append(int(np.diff(ordinals(logits.topk(2).values))[0]))
+        first, second = ordinal(logits.topk(2).values.double().numpy(), LOGIT_FORMATS[dtype])
+        margins.append(first - second)
     return values, margins
-
-
-def ordinals(values):
-    """Places of decreasing 16-bit values, or of float32's bits, among all numbers of their format,
-    0 at the best.
-    """
-    width = 31 if values.dtype == torch.float32 else 15
-    carrier = torch.int32 if width == 31 else torch.int16
-    bits = values.view(carrier).long().numpy()
-    sign = 1 << width
-    return -np.where(bits < 0, -(bits & (sign - 1)), bits)
 
 
 # (-30: logits that are all negative, as GPT-2's; 20: beyond 64.)

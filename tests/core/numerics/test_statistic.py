@@ -33,20 +33,18 @@ def test_rounding_is_rarely_called_a_fault():
     assert alarms <= 2
 
 
-@pytest.mark.parametrize("factor", [24, 100, 1e4])
-def test_a_fault_at_one_position_of_4096_is_not_averaged_away(factor):
+def test_a_fault_at_one_position_of_4096_is_not_averaged_away():
     drawn = rounding(1, 5)
     pair = drawn[0].copy()
     # a position of ordinary scale
     row = int(np.argsort(drawn[1:].mean(0))[POSITIONS // 2])
-    pair[row] *= factor**2
+    pair[row] *= 24**2
     test = floor_test(pair, drawn[1:], WIDE)
     assert not test.is_passed
     assert test.outliers.tolist() == [row]
     assert test.position.worst_place == row
     # over all positions it is invisible
-    if factor == 24:
-        assert test.ratio < WIDE.over_all
+    assert test.ratio < WIDE.over_all
 
 
 def test_a_pair_larger_everywhere_fails_as_a_whole():

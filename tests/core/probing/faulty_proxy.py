@@ -12,7 +12,7 @@ import httpx2 as httpx
 import numpy as np
 
 from core.judging.axes import neighbors_of
-from tests.core.probing.odd_server import listening, reply
+from tests.core.probing.odd_server import asked_of, listening, reply
 
 BLOCK = 16
 ENTRY = {"filename": "entry"}
@@ -47,8 +47,7 @@ class Proxy:
         return self.answers[key]
 
     def handle(self, handler):
-        length = int(handler.headers.get("Content-Length") or 0)
-        body = json.loads(handler.rfile.read(length) or b"{}")
+        body = asked_of(handler)
         if handler.path != "/completion":
             known = f"{handler.command} {handler.path} {body}"
             if known not in self.answers:

@@ -77,8 +77,7 @@ class Odd:
             is_models = handler.path == "/v1/models"
             reply(handler, MODELS if is_models else {}, 200 if is_models else 404)
             return
-        length = int(handler.headers.get("Content-Length") or 0)
-        body = json.loads(handler.rfile.read(length) or b"{}")
+        body = asked_of(handler)
         with self._lock:
             number = len(self.asked)
             self.asked.append(body)
@@ -87,6 +86,12 @@ class Odd:
         # the probe may have gone
         with suppress(BrokenPipeError, ConnectionResetError):
             act(handler, body)
+
+
+def asked_of(handler):
+    """The JSON that a request sends."""
+    length = int(handler.headers.get("Content-Length") or 0)
+    return json.loads(handler.rfile.read(length) or b"{}")
 
 
 class _Server(ThreadingHTTPServer):

@@ -155,9 +155,6 @@ def test_the_key_is_sent_and_in_no_sentence_and_in_no_run(cli, tmp_path, monkeyp
     run, printed = stored(cli, tmp_path, odd.good)
     assert b"sk-secret" not in (tmp_path / f"{printed['run_id']}.duckdb").read_bytes()
     assert "probe" in run.header.command
-    assert [side.name for side in run.sides] == ["cold", "cold again"]
-    assert [len(side.responses) for side in run.sides] == [2, 2]
-    assert [verdict.name for verdict in run.verdicts] == ["identical"]
     with odd.serving(odd.good, odd.refused) as (address, seen):
         with pytest.raises(ProbeError) as raised:
             probed(address, key="sk-secret")

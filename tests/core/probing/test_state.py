@@ -190,7 +190,6 @@ def test_the_answer_is_a_run_with_a_gate(llama, answers, cli, tmp_path, monkeypa
         gates.append(done.returncode)
     assert gates == [0, 1]
     run = run_of(tmp_path / f"{runs[1][0]}.duckdb")
-    assert [side.name for side in run.sides] == ["cold", "warm", "continuation"]
     assert [verdict.name for verdict in run.verdicts] == ["bug suspected", "rounding"]
     shown = cli("show", runs[1][0], "--store", tmp_path)
     assert "beyond" in shown.stdout

@@ -23,8 +23,8 @@ from tests.core.responses.made_sides import by_text, pair_of, places_of, row_of,
 from tests.places import PAYLOADS
 
 
-def one(payload, request=None):
-    (found,) = read_payload(payload, "here", request)
+def one(payload):
+    (found,) = read_payload(payload, "here")
     return found
 
 
@@ -102,12 +102,7 @@ def test_sglang():
 
 def test_sglang_from_a_later_start():
     """`logprob_start_len` 2 of four tokens: the rows given end at the last token of the prompt."""
-    meta = {
-        "prompt_tokens": 4,
-        "input_token_logprobs": [[None, 6, None], [-0.5, 7, None]],
-        "output_token_logprobs": [[-0.25, 9, None]],
-    }
-    found = one({"meta_info": meta})
+    found = one(sent("sglang_from_2"))
     assert places_of(found) == [2, 3]
     assert found.rows.targets.tolist() == [7, 9]
     # chosen tokens alone say nothing of the best
@@ -115,17 +110,7 @@ def test_sglang_from_a_later_start():
 
 
 def test_ollama():
-    top = [
-        {"token": "b", "logprob": -0.5, "bytes": [98]},
-        {"token": "\ufffd", "logprob": -1.0, "bytes": [240, 159]},
-    ]
-    ollama = one(
-        {
-            "model": "m",
-            "response": "b",
-            "logprobs": [{**top[0], "top_logprobs": top}],
-        }
-    )
+    ollama = one(sent("ollama"))
     assert ollama.keys == "text"
     assert not ollama.start_known
     assert by_text(ollama, 0) == {"b": -0.5, "<0xF0><0x9F>": -1.0}
@@ -337,7 +322,7 @@ def test_an_offline_output_of_vllm_is_the_servers_answer():
         "prompt_logprobs": choice["prompt_logprobs"],
         "outputs": [choice | {"logprobs": rows}],
     }
-    (found,) = read_payload([offline], "offline")
+    found = one([offline])
     (expected,) = read_responses(served)
     assert found.tokens == expected.tokens
     assert found.generated_from == expected.generated_from
@@ -488,16 +473,19 @@ REQUEST = {
 }
 
 
+def choices_at(*indices):
+    return [
+        {"index": index, "logprobs": {"content": [{"id": index, "logprob": -1.0}]}}
+        for index in indices
+    ]
+
+
 def test_choices_of_several_prompts_answer_these_prompts():
     """Two prompts with n = 2: choices 0 and 1 are of the first.
 
     Usage counts the tokens of both prompts.
     """
-    choices = [
-        {"index": index, "logprobs": {"content": [{"id": index, "logprob": -1.0}]}}
-        for index in (3, 1, 0, 2)
-    ]
-    payload = {"choices": choices, "usage": {"prompt_tokens": 9}}
+    payload = {"choices": choices_at(3, 1, 0, 2), "usage": {"prompt_tokens": 9}}
     found = read_payload({"request": REQUEST, "response": payload}, "here")
     targets = [response.rows.targets.tolist() for response in found]
     assert targets == [[0], [1], [2], [3]]
@@ -512,12 +500,9 @@ def test_choices_of_several_prompts_answer_these_prompts():
 
 
 def test_prompts_of_ids_are_each_choices_own():
-    listed = [
-        {"index": index, "logprobs": {"content": [{"id": 7, "logprob": -1.0}]}}
-        for index in range(2)
-    ]
-    found = read_payload({"choices": listed}, "here", {"prompt": [[4, 5], [6]]})
-    assert [response.tokens for response in found] == [(4, 5, 7), (6, 7)]
+    payload = {"choices": choices_at(0, 1)}
+    found = read_payload(payload, "here", {"prompt": [[4, 5], [6]]})
+    assert [response.tokens for response in found] == [(4, 5, 0), (6, 1)]
 
 
 def spelled(text):
@@ -630,12 +615,7 @@ def test_a_row_that_one_side_lacks_is_counted_once():
 
 
 def test_lists_of_id_and_value_of_an_older_mlx_server():
-    lists = {
-        "tokens": [5, 6],
-        "token_logprobs": [-0.25, -0.5],
-        "top_logprobs": [[[5, -0.25], [9, -2.0]], [[6, -0.5], [7, -1.5]]],
-    }
-    found = one({"choices": [{"message": {"content": "ab"}, "logprobs": lists}]})
+    found = one(sent("mlx"))
     assert found.keys == "token_id"
     assert found.rows.targets.tolist() == [5, 6]
     assert row_of(found, 0) == {5: -0.25, 9: -2.0}

@@ -275,21 +275,7 @@ def test_requests_of_a_batch_are_no_answers(tmp_path):
 
 
 def test_a_responses_object_has_its_rows_after_the_prompt(tmp_path):
-    part = {
-        "type": "output_text",
-        "text": TEXT,
-        "logprobs": ENTRIES,
-    }
-    message = {
-        "type": "message",
-        "role": "assistant",
-        "content": [part],
-    }
-    body = {
-        "object": "response",
-        "output": [message],
-        "usage": {"input_tokens": 7},
-    }
+    body = sent("responses")
     (response,) = read(tmp_path, json.dumps(body))
     assert rows_of(response) == EXPECTED
     assert response.rows.positions.tolist() == [6, 7, 8]

@@ -26,14 +26,12 @@ def embeddings(rows, form=np.ndarray.tolist, order=None):
                 "embedding": form(row),
             }
         )
-    usage = {"prompt_tokens": 9, "total_tokens": 9}
     data = [entries[n] for n in order or range(len(entries))]
     return {
         "id": "embd-1",
         "object": "list",
         "model": "bge-m3",
         "data": data,
-        "usage": usage,
     }
 
 
@@ -56,7 +54,6 @@ def scores(values):
         "object": "list",
         "model": "bge-reranker",
         "data": data,
-        "usage": {},
     }
 
 
@@ -75,7 +72,6 @@ def ranking(values):
         "id": "rerank-1",
         "model": "bge-reranker",
         "results": results,
-        "usage": {},
     }
 
 

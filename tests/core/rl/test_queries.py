@@ -36,6 +36,12 @@ def made(tmp_path_factory):
         yield run, sides["trainer"] - sides["rollout"]
 
 
+def tokens_of_half(r):
+    """How many tokens have half of the KL, those with most of it first."""
+    k3 = np.sort(np.expm1(r) - r)[::-1]
+    return np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1
+
+
 def values_of(run, framework="ulpscope"):
     return {row["name"]: row["value"] for row in rl.figures_of(run, framework)}
 
@@ -65,13 +71,11 @@ def test_figures_and_counts_are_those_of_the_arrays(made, monkeypatch):
     assert mean["value"] == pytest.approx(np.abs(r).mean(), rel=1e-12)
     assert mean["low"] <= mean["value"] <= mean["high"]
     assert values["max_abs"]["high"] is None
-    k3 = np.sort(np.expm1(r) - r)[::-1]
-    tokens_of_half = np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1
     counts = rl.summary(run, "tokens")
     assert counts == {
         "tokens": len(r),
         "sequences": len(LENGTHS),
-        "half": tokens_of_half,
+        "half": tokens_of_half(r),
         "masked": 0,
         "missing": 0,
     }
@@ -130,9 +134,7 @@ def test_percentiles_and_half_of_the_kl_of_many_tokens_are_those_of_numpy(size, 
             np.quantile(np.abs(r), share),
             rel=1e-4,
         )
-    k3 = np.sort(np.expm1(r) - r)[::-1]
-    tokens_of_half = np.searchsorted(np.cumsum(k3), k3.sum() / 2) + 1
-    assert half == pytest.approx(tokens_of_half, abs=2)
+    assert half == pytest.approx(tokens_of_half(r), abs=2)
 
 
 RAGGED = json.loads(

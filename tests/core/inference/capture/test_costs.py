@@ -21,8 +21,8 @@ from tests.core.inference.sameness import on_cpu, planned
 PROMPTS = ["def walk(self, path): return [step for step in path if step]", "café lamps"]
 
 
-def shapes(folder, dtype="float32"):
-    return on_cpu(folder, dtype, weights=False)
+def shapes(folder):
+    return on_cpu(folder, weights=False)
 
 
 @contextmanager

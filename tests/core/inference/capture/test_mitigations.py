@@ -18,11 +18,11 @@ pytestmark = pytest.mark.model
 PAIR = [parse_path("prefill"), parse_path("decode")]
 
 
-def tried(loaded, prompts):
+def tried(loaded, prompts, pair=PAIR):
     rows = mitigations_of(
         loaded,
         prompts,
-        PAIR,
+        pair,
         floor_rms=0.5,
         rounds=1,
     )
@@ -65,14 +65,7 @@ def test_a_head_in_float32_leaves_the_difference_of_the_hidden_states(bfloat16):
     loaded, prompts, _ = bfloat16
     # eager attention rounds its weights to bfloat16 and sdpa does not, on every processor
     pair = [parse_path("prefill"), parse_path("prefill+attn:eager")]
-    tries = mitigations_of(
-        loaded,
-        prompts[:1],
-        pair,
-        floor_rms=0.5,
-        rounds=1,
-    )
-    rows = {row.name: row for row in tries}
+    rows = tried(loaded, prompts[:1], pair)
     row = rows["float32 head"]
     assert row.compute_dtype == "float32"
     assert rows["float32"].rms < row.rms / 100

@@ -206,10 +206,12 @@ def test_a_position_where_the_models_own_forward_rounds_more_is_no_outlier():
     error[3] = 2.6**2
     error[7] = 2.6**2
     own[3] = 1.8**2
-    test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
-    assert test.outliers.tolist() == [7]
+
+    def outliers(**more):
+        return error_test(Errors(error, 1.0), draws, **more).outliers.tolist()
+
+    assert outliers(own=Errors(own, 1.0)) == [7]
     # a fault that both have
     own[3] = 6.0**2
-    test = error_test(Errors(error, 1.0), draws, own=Errors(own, 1.0))
-    assert test.outliers.tolist() == [3, 7]
-    assert error_test(Errors(error, 1.0), draws).outliers.tolist() == [3, 7]
+    assert outliers(own=Errors(own, 1.0)) == [3, 7]
+    assert outliers() == [3, 7]

@@ -63,7 +63,7 @@ def figures_of(verdict):
 def test_two_ways_of_one_model_are_rounding(loaded):
     rows = {"prefill": rows_of(loaded, "prefill"), "halves": rows_of(loaded, in_two_halves)}
     found = judged(loaded, *(side(loaded, *each) for each in rows.items()))
-    assert found.name == "rounding", found.because
+    assert found.name == "rounding"
     assert found.noise_ratio <= 4
 
 

@@ -49,7 +49,6 @@ PATHS = [
 def parts_of(path, loaded):
     """({(layer, kind): (first position, [heads, positions, width])}, logits)"""
     watch = CacheWatch()
-    watch = CacheWatch()
     with torch.inference_mode(), open_path(parse_path(path), loaded, watch=watch) as opened:
         logits = whole_side(opened, tokens(loaded))
         parts = {}

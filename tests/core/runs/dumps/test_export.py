@@ -147,11 +147,9 @@ def test_a_failed_export_leaves_nothing_behind(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("target", ["missing/out.npz", "file/out.npz"])
-def test_a_place_that_cannot_be_written_is_named(tmp_path, target):
-    (tmp_path / "file").write_text("")
+def test_a_place_that_cannot_be_written_is_named(tmp_path):
     with pytest.raises(StoreError, match=r"out\.npz: cannot be written"):
-        export_npz(_run((2,)), tmp_path / target)
+        export_npz(_run((2,)), tmp_path / "missing/out.npz")
 
 
 @pytest.mark.parametrize("side", ["token_ids", "../x", "a\nb", "x" * 300])

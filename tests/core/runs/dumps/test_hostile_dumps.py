@@ -46,17 +46,9 @@ def npy(array=GOOD):
     return file.getvalue()
 
 
-def npy_header(
-    text,
-    body=b"",
-    version=(1, 0),
-    length=None,
-):
+def npy_header(text, body=b"", version=(1, 0)):
     raw = text.encode()
-    size = struct.pack(
-        "<H" if version == (1, 0) else "<I",
-        len(raw) if length is None else length,
-    )
+    size = struct.pack("<H" if version == (1, 0) else "<I", len(raw))
     return b"\x93NUMPY" + bytes(version) + size + raw + body
 
 
@@ -82,8 +74,8 @@ def tensors(header, body=b"", length=None):
     return struct.pack("<Q", len(raw) if length is None else length) + raw + body
 
 
-def tensor(begin, end, shape=(2, 2), dtype="F32"):
-    return {"dtype": dtype, "shape": shape, "data_offsets": [begin, end]}
+def tensor(begin, end, dtype="F32"):
+    return {"dtype": dtype, "shape": (2, 2), "data_offsets": [begin, end]}
 
 
 def patched(raw, old, new):

@@ -129,23 +129,6 @@ def test_the_position_table_holds_what_the_kernel_says(dtype, lengths, vocab, co
                 assert run.pairs[pair].summary.neq == figures.neq.sum()
 
 
-def test_which_positions_flipped_and_by_how_many_ulps_is_answered_by_sql_from_position_alone(store):
-    header = header_of(lengths=(4, 3), vocab=5)
-    row = np.float32([0.5, 2.0, 1.0, -1.0, 0.0])
-    logits = np.tile(row, (header.rows, 1))
-    changed = logits.copy()
-    changed[5, 2] = 2.0 + 2 * 2**-6  # one prompt of 4 before it: prompt 1, position 1
-    bits = [(side.view(np.uint32) >> 16).astype(np.uint16) for side in (logits, changed)]
-    path = write_run(store, header, bits)
-    with _shell(path) as shell:
-        found = shell.sql(
-            "SELECT prompt, position, reference_token, variant_token, max_ulps, variant_margin_ulps"
-            " FROM position WHERE is_flip",
-        ).fetchall()
-    # bfloat16 has 7 fraction bits: 2 steps of 2**-6 above 2.0, and 128 steps from 1.0 to 2.0
-    assert found == [(1, 1, 1, 2, 130, 2)]
-
-
 def test_every_column_says_what_it_means(store):
     header = header_of()
     with _shell(write_run(store, header)) as shell:

@@ -2,7 +2,6 @@
 on planted differences.
 """
 
-import ml_dtypes
 import numpy as np
 import pytest
 
@@ -17,15 +16,11 @@ from core.runs.queries.layers import (
 )
 from core.runs.tables.layers import LayerModule, LayerPart
 from core.runs.writer import RunWriter
+from tests.core.runs.dumps.made_dumps import VALUES, bits_of
 from tests.core.runs.layer_runs import GROWING, MODULES, WIDTH, layer_run
 from tests.core.runs.made_runs import calm_sides, header_of, opened
 
 NORM = LayerModule(0, "model.norm", "norm")
-DTYPES = {
-    "float32": np.float32,
-    "float16": np.float16,
-    "bfloat16": ml_dtypes.bfloat16,
-}
 
 
 def compared(store, *sides):
@@ -41,29 +36,22 @@ def compared(store, *sides):
         return opened(store, writer.finish())
 
 
-def part(values, dtype="bfloat16", first=0, module=NORM):
-    carrier = {2: np.uint16, 4: np.uint32}[np.dtype(DTYPES[dtype]).itemsize]
-    return LayerPart(
-        0,
-        module,
-        first,
-        values.astype(DTYPES[dtype]).view(carrier),
-        dtype,
-    )
+def part(values, dtype="bfloat16", first=0):
+    return LayerPart(0, NORM, first, bits_of(values.astype(VALUES[dtype])), dtype)
 
 
-@pytest.mark.parametrize("dtype", list(DTYPES))
+@pytest.mark.parametrize("dtype", VALUES)
 def test_figures_equal_those_of_numpy_in_float64(dtype, store):
     random = np.random.default_rng(0)
     # below 2, so that a step down by the ULP of 1 to 2 is exact
-    a = random.uniform(1, 2, (5, 7)).astype(DTYPES[dtype])  # in one binade an ULP is one size
+    a = random.uniform(1, 2, (5, 7)).astype(VALUES[dtype])  # in one binade an ULP is one size
     # the fraction bits of each format
     ulp = 2.0 ** -{"float32": 23, "float16": 10, "bfloat16": 7}[dtype]
     wide = a.astype(np.float64)
     steps = random.integers(0, 4, a.shape) * (random.random(a.shape) < 0.5)
     steps[0] = 0
     steps[wide - ulp * steps < 1] = 0  # none that leaves the binade
-    b = (wide - ulp * steps).astype(DTYPES[dtype])
+    b = (wide - ulp * steps).astype(VALUES[dtype])
     variant = [part(b[:2], dtype), part(b[2:], dtype, 2)]
     with compared(store, [part(a, dtype)], variant) as run:
         row = run.rows("layer", pair=0).iloc[0]

@@ -1,4 +1,4 @@
-"""Percentiles of ULPs and sizes in noise floors, against counts by hand."""
+"""Percentiles of ULPs, against counts by hand."""
 
 import pytest
 

@@ -12,10 +12,12 @@ from scipy.special import rel_entr, softmax
 from core.errors import UsageError
 from core.evidence import FAILED, PASSED
 from core.judging.ingest import temporary_run
+from core.numerics.formats import FLOAT16
 from core.runs.queries.verdicts import Answer
 from core.runs.reports.conditions import Condition, parse_conditions
 from core.runs.reports.gate import GateReport, gate_of
 from core.runs.reports.report_json import report_of_run
+from tests.core.numerics.oracle import ordinal
 from tests.places import CASES
 
 SAME = "bits flips verdict ulps:4 share>0 same-top1<1 ess<0.3 p99.9>0.5 flips:margin>0.25"
@@ -106,11 +108,6 @@ def test_a_figure_passes_up_to_its_limit_and_fails_beyond(case, condition, name)
         assert judged(f"{condition}{beyond:.15f}", pair).outcome == FAILED
 
 
-def ordinal(values):
-    bits = values.astype(np.float16).view(np.int16).astype(np.int64)
-    return np.where(bits < 0, -(1 << 15) - bits, bits)
-
-
 @pytest.mark.parametrize("unit", ["", "ulps"])
 def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit):
     """Margins by numpy's sort; at every limit between two of them."""
@@ -118,7 +115,7 @@ def test_a_flip_counts_where_the_smaller_margin_is_over_the_limit(unit):
         sides = case["reference"], case["variant"]
     margins = []
     for side in sides:
-        ordered = np.sort(ordinal(side) if unit else side.astype(float), axis=1)
+        ordered = np.sort(ordinal(side, FLOAT16) if unit else side.astype(float), axis=1)
         margins.append(ordered[:, -1] - ordered[:, -2])
     is_flip = sides[0].argmax(1) != sides[1].argmax(1)
     smaller = np.minimum(*margins)[is_flip]
