@@ -203,6 +203,13 @@ def test_a_second_run_says_again_what_the_widgets_of_a_link_show():
     assert all(box.proto.set_value for box in chosen)
 
 
+def test_a_link_without_a_store_gets_a_sentence_and_the_empty_state(monkeypatch):
+    monkeypatch.setenv("ULPSCOPE_SAMPLES", "")
+    app = followed("flips", run="gone", position="x")
+    assert "The run 'gone' is not here" in warnings(app)
+    assert "No runs yet" in app.info[0].value
+
+
 def test_open_run_on_a_deleted_run_says_so_and_opens_no_other():
     app = followed("capture", run=RUN)
     app.session_state["open_next"] = "captured-and-deleted"  # what the button leaves behind

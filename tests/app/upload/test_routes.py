@@ -192,8 +192,9 @@ def test_uploads_that_nobody_continues_are_purged_after_a_day(client, store):
         assert client.get(f"/api/uploads/{name}").status_code == status
 
 
-def test_responses_become_a_run_however_they_are_wrapped(client):
-    answer = client.put("/api/uploads/streams?wait=60", content=gzip.compress(STREAMS))
+@pytest.mark.parametrize("body", [STREAMS, gzip.compress(STREAMS)])
+def test_responses_become_a_run_however_they_are_wrapped(client, body):
+    answer = client.put("/api/uploads/streams?wait=60", content=body)
     assert answer.status_code == 201, answer.text
     found = client.get(f"/api/runs/{answer.json()['run_id']}?positions=1").json()
     assert found["kind"] == "upload"

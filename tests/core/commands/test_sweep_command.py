@@ -44,6 +44,7 @@ def test_a_plan_is_computed_once_and_again_under_another_build(cli, plan, tmp_pa
     assert first.returncode == 2, "a cell failed"
     assert told["computed"] == 2
     assert told["failed"] == 1
+    assert [cell["state"] for cell in told["cells"]] == ["done", "done", "failed"]
     assert "'decode+batches:2': no modifier 'batches'" in first.stderr
     runs = _runs(tmp_path)
     assert len(runs) == 2
