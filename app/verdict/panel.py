@@ -124,7 +124,7 @@ def _next_step(view: View, answer: Answer) -> None:
 
 def _next_page(view: View, answer: Answer) -> tuple[str, str]:
     """Return what to look at next and its page or tab, ('', '') if nothing is left."""
-    flips = view.pair.summary.flips
+    summary = view.pair.summary
     if answer.name == INVALID_DUMP:
         return "Upload a corrected dump", "upload"
     if answer.name in (BUG_SUSPECTED, NONDETERMINISTIC, LOWER_PRECISION):
@@ -132,7 +132,11 @@ def _next_page(view: View, answer: Answer) -> tuple[str, str]:
             return "See which module differs first", "layers"
         if answer.first_place is not None and not view.is_list:
             return f"See position {answer.first_place[1]:,} in the heatmap", "heatmap"
-    return (f"See {plural(flips, 'flip')}", "flips") if flips else ("", "")
+    if summary.flips:
+        return f"See {plural(summary.flips, 'flip')}", "flips"
+    if summary.near_ties and not summary.bit_identical:
+        return f"See {plural(summary.near_ties, 'near tie')}", "near_ties"
+    return "", ""
 
 
 def _how_to_judge(view: View) -> None:

@@ -3,6 +3,7 @@ how what is missing is supplied.
 """
 
 import dataclasses
+import re
 
 import numpy as np
 import pandas as pd
@@ -93,6 +94,13 @@ def test_the_next_step_of_a_fault_is_its_first_position(own_store):
     assert "position=32" in link.query_string
     app = opened(run=judged_run(own_store, "identical"))
     assert not [each for each in app.get("page_link") if "See" in each.proto.label]
+
+
+def test_the_next_step_without_flips_are_the_near_ties():
+    app = opened(run="where-it-starts")
+    labels = [each.proto.label for each in app.get("page_link")]
+    (near,) = [label for label in labels if label.startswith("See ")]
+    assert re.fullmatch(r"See \d+ near ties? →", near)
 
 
 def test_the_next_step_to_the_flips_leads_to_one(own_store):
