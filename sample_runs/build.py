@@ -264,8 +264,8 @@ def planned(each: Wanted) -> CapturePlan:
     )
 
 
-def say(stage: str, done: int = 0, total: int = 0, unit: str = "") -> None:  # noqa: ARG001
-    print(f"  {stage}", f"{done}/{total}" if total else "", flush=True)
+def say(stage: str, done: int = 0, total: int = 0, unit: str = "positions") -> None:
+    print(f"  {stage}", f"{done}/{total} {unit}" if total else "", flush=True)
 
 
 @contextmanager

@@ -74,13 +74,15 @@ class RunReader(Figures):
                 f" `{COMMAND} ops --show {self.run_id}` and the Machine page show it.",
             )
         provenance = {field.name: about[field.name] for field in fields(Provenance)}
+        # 1.0.0 spelled it with an s, and equal weights are compared as texts
+        versions = json.loads(about["versions"].replace("dequantised", "dequantized"))
         header = RunHeader(
             about["name"],
             about["compute_dtype"],
             about["vocab"],
             run.read_prompts(self._database),
             tuple(SideHeader(side.name, side.path, side.source_dtype) for side in self.sides),
-            Provenance(**provenance | {"versions": dict(json.loads(about["versions"]))}),
+            Provenance(**provenance | {"versions": versions}),
             keep=about["kept"],
             k=max((side.k for side in self.sides if side.k is not None), default=None),
             holds=self.sides[0].holds if self.sides else "logit",

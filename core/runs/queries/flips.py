@@ -11,7 +11,7 @@ from ...numerics.arrays import DataFrame, Floats
 from ...numerics.divergence import NEAR_TIE_ROW_ULPS
 from ...numerics.formats import FloatFormat, bits_of, ordinals, values_at, values_of
 from ...numerics.totals import beyond_noise, dominating
-from ...text import all_of, number, out_of, plural
+from ...text import all_of, number, opening, out_of, plural
 from ..reader import RunReader
 from .choices import first_flips
 from .elements import rank_of
@@ -204,9 +204,9 @@ def flips_sentence(table: DataFrame) -> str:
     # its margins are small, but the fault itself may be what made them so
     if not unusual.empty:
         times = number(float(unusual["max_row_ulps"].max() / usual))
-        where = f"{plural(len(unusual), 'position')} of flips differ up to {times}x"
+        where = f"{len(unusual):,} of these positions differ up to {times}x"
         if len(unusual) == 1:
-            where = f"Position {unusual.iloc[0]['position']:,} differs {times}x"
+            where = f"{opening(place(unusual.iloc[0]))} differs {times}x"
         stands_out = f" {where} as much as most."
     if far.empty:
         are, near = "All are", "near ties"

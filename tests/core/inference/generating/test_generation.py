@@ -172,11 +172,12 @@ def test_the_second_pass_repeats_the_first(path, llama_bfloat16):
 def test_continuations_are_judged_by_the_bits_that_the_run_shows(llama_bfloat16, store):
     # prefill computes the prompt at once and the continuation token by token, which no path of a
     # whole text does
+    variants = ["decode", "static", "decode+batch:2"]
     plan = planned(
         llama_bfloat16,
         MADE[:2],
         "prefill",
-        ["decode"],
+        variants,
         tokens=8,
         judge=True,
     )
@@ -189,11 +190,12 @@ def test_continuations_are_judged_by_the_bits_that_the_run_shows(llama_bfloat16,
             "SELECT pair_rms, rms FROM floor_position JOIN position USING (pair, prompt, position)"
             " WHERE compute_dtype = 'bfloat16'"
         )
-        assert len(rows) == run.header.rows
+        assert len(rows) == run.header.rows * len(variants)
         assert rows["pair_rms"].tolist() == pytest.approx(rows["rms"].tolist(), rel=1e-6)
         assert rows["rms"].any()
-        again = [row for row in run.evidence(0) if row.check == AGAIN]
-        assert [row.outcome for row in again] == ["passed"]
+        for pair in range(len(variants)):
+            again = [row for row in run.evidence(pair) if row.check == AGAIN]
+            assert [row.outcome for row in again] == ["passed"]
 
 
 @pytest.mark.model

@@ -140,6 +140,9 @@ def test_inputs_that_differ_or_are_unknown_are_named(tmp_path):
         "unknown vocabularies",
         "different units",
     ]
+    # the older one spells "dequantised"
+    of_two_versions = shipped("fresh-against-cached", "continuations-that-part")
+    assert differing_inputs(of_two_versions) == ["different tokens"]
     on_two_machines = shipped("fresh-against-cached", "batches-on-an-h100")
     assert differing_inputs(on_two_machines) == ["different tokens", "different weights"]
     assert differing_inputs([a, served]) == [
